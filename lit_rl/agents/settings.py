@@ -1,0 +1,103 @@
+"""Settings of the agent-loop workers, and the request that asks for one trajectory.
+
+`AgentSettings` becomes YAML keys (``data.agents.*``); `TrajectoryRequest` travels from the manager to a worker. Nothing
+runs here.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from lit_rl.types import Prompt
+
+
+@dataclass(kw_only=True)
+class AgentLoopSpec:
+    """Which agent loop class to build, and its own options.
+
+    Attributes:
+        class_path: Dotted path of an `AgentLoop` subclass.
+        init_args: Keyword arguments of its constructor, beside the ones every loop gets.
+    """
+
+    class_path: str
+    init_args: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class AgentSettings:
+    """How trajectories are rolled out.
+
+    Attributes:
+        num_workers: Agent-loop worker processes, at least 1; ``None`` takes ``min(8, CPU cores)``.
+        max_concurrent_trajectories: Trajectories one worker runs at once, at least 1.
+        default_agent_loop: Loop of rows without ``agent_name``: ``single_turn_agent``, ``tool_agent``, a key of
+            ``agent_loops``, or the dotted path of an `AgentLoop` subclass.
+        default_init_args: Constructor options of the default loop.
+        agent_loops: Further loops that a row's ``agent_name`` may ask for, by name.
+        max_response_tokens: Most tokens after the prompt, tool tokens included; ``None``: the sampling's ``max_tokens``.
+        append_end_token: Append the tokenizer's end token, with mask 0, where a stop string ended the response.
+        trajectory_timeout_s: Wall-clock limit of one trajectory, scoring not included, in seconds.
+        reward_timeout_s: Longest wait for a reward worker's answer, its queue included, in seconds.
+        worker_timeout_s: A worker that reports nothing for this many seconds counts as dead. It reports every 5.
+        start_timeout_s: Longest start of the workers, in seconds.
+        max_resubmissions: Times a trajectory is started anew after an infrastructure failure, at least 0.
+        tool_config_path: YAML file of tools.
+        function_tool_path: Python file of function tools.
+        chat_template_kwargs: Further variables of the chat template (``enable_thinking: false``).
+    """
+
+    num_workers: int | None = None
+    max_concurrent_trajectories: int = 256
+    default_agent_loop: str = "single_turn_agent"
+    default_init_args: dict[str, Any] = field(default_factory=dict)
+    agent_loops: dict[str, AgentLoopSpec] = field(default_factory=dict)
+    max_response_tokens: int | None = None
+    append_end_token: bool = True
+    trajectory_timeout_s: float = 600.0
+    reward_timeout_s: float = 600.0
+    worker_timeout_s: float = 60.0
+    start_timeout_s: float = 180.0
+    max_resubmissions: int = 2
+    tool_config_path: str | None = None
+    function_tool_path: str | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def resolved_num_workers(self) -> int:
+        """Number of workers to start: the configured one, or ``min(8, CPU cores)``."""
+        return self.num_workers if self.num_workers is not None else min(8, os.cpu_count() or 1)
+
+    def check(self) -> None:
+        """Raise ``ValueError`` where an option is out of its range."""
+        for name in ("num_workers", "max_concurrent_trajectories", "max_response_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"data.agents.{name}={value}: must be at least 1.")
+        for name in ("trajectory_timeout_s", "reward_timeout_s", "start_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"data.agents.{name}={getattr(self, name)}: must be a positive number of seconds.")
+        if self.worker_timeout_s < 10:
+            raise ValueError(
+                f"data.agents.worker_timeout_s={self.worker_timeout_s}: must be at least 10, workers report every 5."
+            )
+        if self.max_resubmissions < 0:
+            raise ValueError(f"data.agents.max_resubmissions={self.max_resubmissions}: must be 0 or more.")
+
+
+@dataclass(kw_only=True)
+class TrajectoryRequest:
+    """One trajectory to roll out.
+
+    Attributes:
+        prompt: Row of the dataset.
+        group_id: Shared by the trajectories of one prompt in one iteration.
+        sample_index: Position within the group, from 0.
+        seed: Seed of this trajectory's sampling, derived by the caller; ``None`` leaves it to the engine.
+    """
+
+    prompt: Prompt
+    group_id: str
+    sample_index: int = 0
+    seed: int | None = None

@@ -193,7 +193,8 @@ def _convert_smollm2(folder: Path) -> None:
 
     model: Any = AutoModelForCausalLM.from_pretrained(
         package_folder, gguf_file=_GGUF_FILE, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
-    ).to(dtype=torch.bfloat16)
+    )
+    model = model.to(torch.bfloat16)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config  # otherwise vLLM takes it for a quantized model
     tokenizer = _save_smollm2_tokenizer(package_folder, folder)

@@ -1,0 +1,129 @@
+"""Many workers addressed as one: how a group is created, waited for and stopped.
+
+The two backends give the same handles (design D8). What a call on the whole group does with its arguments is in
+``dispatch.py``; nothing here knows what a worker computes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from lit_rl.cluster.handle import WorkerHandle
+from lit_rl.cluster.inline_backend import InlineWorkerHandle
+from lit_rl.cluster.runtime import Runtime
+
+Environment = dict[str, str | None]
+"""Environment variables of a worker; ``None`` removes an inherited one."""
+
+
+class WorkerGroup:
+    """Workers of one class, in rank order. Use `create`."""
+
+    def __init__(self, name: str, workers: Sequence[WorkerHandle]) -> None:
+        self.name = name
+        self.workers = list(workers)
+
+    @classmethod
+    def create(
+        cls,
+        runtime: Runtime,
+        worker_cls: type,
+        num_workers: int,
+        *,
+        name: str,
+        kwargs: dict[str, Any] | None = None,
+        per_rank_kwargs: Sequence[dict[str, Any]] | None = None,
+        num_cpus: float = 0.0,
+        num_gpus: float = 0.0,
+        env: Environment | Sequence[Environment] | None = None,
+        max_concurrency: int = 1000,
+    ) -> WorkerGroup:
+        """Start ``num_workers`` workers and return at once; `ready` waits for them.
+
+        Args:
+            runtime: Where they live; started if it is not yet.
+            worker_cls: Class of the workers. Its instances are constructed on the worker's event loop.
+            num_workers: At least 1.
+            name: Worker ``r`` is called ``name-r``; unique within the runtime.
+            kwargs: Constructor arguments of every worker.
+            per_rank_kwargs: Further ones, one dictionary per rank; they win over ``kwargs``.
+            num_cpus: Cores reserved per worker; 0 reserves none.
+            num_gpus: GPUs reserved per worker; fractions share one.
+            env: Environment of the workers, one for all or one per rank, in place before their class is imported. The rank
+                variables of a training launcher are always removed unless given here. Without effect inline.
+            max_concurrency: Most calls a worker runs at once.
+        """
+        if num_workers < 1:
+            raise ValueError(f"WorkerGroup {name}: num_workers={num_workers} must be at least 1.")
+        runtime.start()
+        rank_kwargs = _per_rank(per_rank_kwargs, num_workers, "per_rank_kwargs", name)
+        rank_env = _per_rank([env] * num_workers if isinstance(env, dict) else env, num_workers, "env", name)
+        handles: list[WorkerHandle] = []
+        for rank in range(num_workers):
+            worker_kwargs = {**(kwargs or {}), **rank_kwargs[rank]}
+            if runtime.backend == "inline":
+                build = functools.partial(worker_cls, **worker_kwargs)
+                handles.append(InlineWorkerHandle(f"{name}-{rank}", build, runtime.loop, max_concurrency))
+                continue
+            from lit_rl.cluster.ray_backend import start_worker
+
+            handles.append(
+                start_worker(
+                    f"{name}-{rank}",
+                    runtime.namespace,
+                    worker_cls,
+                    worker_kwargs,
+                    num_cpus=num_cpus,
+                    num_gpus=num_gpus,
+                    env=dict(rank_env[rank]),
+                    max_concurrency=max_concurrency,
+                )
+            )
+        group = cls(name, handles)
+        runtime.register(group)
+        return group
+
+    async def ready(self, timeout_s: float) -> None:
+        """Wait until every worker is constructed.
+
+        Raises:
+            TimeoutError: If one is not after ``timeout_s`` seconds; names it.
+            Exception: What a constructor raised, in its own type.
+        """
+        await asyncio.gather(*(worker.ready(timeout_s) for worker in self.workers))  # type: ignore[attr-defined]
+
+    async def stop(self, timeout_s: float) -> None:
+        """Close and end every worker with its child processes, at most ``timeout_s`` seconds for closing. Idempotent."""
+        await asyncio.gather(*(worker.stop(timeout_s) for worker in self.workers))
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+
+def find_worker(runtime: Runtime, name: str) -> WorkerHandle:
+    """Return a handle of the worker called ``name`` that another process of this run has started (Ray only).
+
+    Raises:
+        ValueError: If there is no such worker, or the backend is inline.
+    """
+    if runtime.backend == "inline":
+        raise ValueError(
+            f"find_worker({name!r}): inline workers have no name outside their process; pass the handle on."
+        )
+    from lit_rl.cluster.ray_backend import find_actor
+
+    runtime.start()
+    return find_actor(name, runtime.namespace)
+
+
+def _per_rank(given: Sequence[Any] | None, num_workers: int, option: str, name: str) -> list[dict[str, Any]]:
+    if given is None:
+        return [{} for _ in range(num_workers)]
+    if len(given) != num_workers:
+        raise ValueError(
+            f"WorkerGroup {name}: {option} has {len(given)} entries for {num_workers} workers; give one per rank."
+        )
+    return [dict(entry or {}) for entry in given]

@@ -63,7 +63,9 @@ class ServingSettings:
         if self.kv_cache_gib <= 0:
             raise ValueError(f"data.serving.kv_cache_gib={self.kv_cache_gib} must be above 0 (GiB).")
         if self.threads_per_replica < 0:
-            raise ValueError(f"data.serving.threads_per_replica={self.threads_per_replica} must be 0 (divide evenly) or more.")
+            raise ValueError(
+                f"data.serving.threads_per_replica={self.threads_per_replica} must be 0 (divide evenly) or more."
+            )
 
     def cores_of(self, replica_rank: int) -> list[int]:
         """Cores that replica ``replica_rank`` is bound to, among those this process may use."""

@@ -1,0 +1,229 @@
+"""Lay sequences of a micro-batch end to end as one row without padding, and bring per-token values back to ``[B, T]``.
+
+Position in the flow: mini-batch -> **pack** -> backbone -> head on the wanted tokens -> **unpack** -> losses.
+A row holds only tokens whose hidden state somebody needs: sequences without a wanted token are left out, and a
+response ends before its last wanted token, which is predicted but predicts nothing itself. Where samples of one group
+stand next to each other, their prompt can be laid down once and seen by all of them.
+Nothing here knows a model, a device or a loss. How many sequences go into a row is the planner's decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+TokenIds = Sequence[int] | Tensor
+
+_PROMPT_BRANCH = -1
+
+
+class PackedSequences:
+    """One packed row and where the wanted tokens of a ``[B, T]`` micro-batch are found in it.
+
+    A plain class, because Lightning's precision plugins cast the float tensors of dataclasses and dictionaries.
+
+    Attributes:
+        input_ids: ``[1, L]`` int64.
+        position_ids: ``[1, L]`` int64; starts again at 0 with each sequence. Where a prompt is shared, each of its
+            responses continues from the prompt's length.
+        attention_mask: ``[1, 1, L, L]`` bool, True where the query (third axis) may see the key (last axis). ``None``
+            where no prompt is shared: transformers then reads the borders of the sequences from ``position_ids``.
+        source_index: ``[S]`` int64, position in the row whose hidden state predicts each wanted token.
+        target_ids: ``[S]`` int64, the wanted tokens.
+        row_index: ``[S]`` int64, sequence of each wanted token, in [0, B).
+        column_index: ``[S]`` int64, its position within the response, in [0, T).
+        shape: ``(B, T)``: number of sequences and length of the longest response.
+    """
+
+    def __init__(
+        self,
+        *,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor | None,
+        source_index: Tensor,
+        target_ids: Tensor,
+        row_index: Tensor,
+        column_index: Tensor,
+        shape: tuple[int, int],
+    ) -> None:
+        self.input_ids = input_ids
+        self.position_ids = position_ids
+        self.attention_mask = attention_mask
+        self.source_index = source_index
+        self.target_ids = target_ids
+        self.row_index = row_index
+        self.column_index = column_index
+        self.shape = shape
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the backbone computes, L."""
+        return self.input_ids.shape[1]
+
+    @property
+    def num_targets(self) -> int:
+        """Tokens the head scores, S."""
+        return self.target_ids.shape[0]
+
+    def to(self, device: torch.device | str) -> PackedSequences:
+        """Return a copy on ``device``."""
+        return PackedSequences(
+            input_ids=self.input_ids.to(device),
+            position_ids=self.position_ids.to(device),
+            attention_mask=None if self.attention_mask is None else self.attention_mask.to(device),
+            source_index=self.source_index.to(device),
+            target_ids=self.target_ids.to(device),
+            row_index=self.row_index.to(device),
+            column_index=self.column_index.to(device),
+            shape=self.shape,
+        )
+
+
+def pack(
+    prompt_ids: Sequence[TokenIds],
+    response_ids: Sequence[TokenIds],
+    response_mask: Sequence[TokenIds],
+    *,
+    group_ids: Sequence[int] | None = None,
+    share_prompts: bool,
+) -> PackedSequences:
+    """Lay B sequences end to end as one row.
+
+    Args:
+        prompt_ids: B prompts, each with at least one token.
+        response_ids: B responses; an empty one is a row of zeros after `unpack`.
+        response_mask: B masks as long as the responses, non-zero where the token's log-prob is wanted.
+        group_ids: B numbers, equal for samples of one prompt. ``None`` lets equal neighbouring prompts count as one
+            group.
+        share_prompts: Compute the prompt of neighbouring sequences of one group once. Needs an attention implementation
+            that takes a mask (``sdpa``, ``eager``), and pays where a row holds one group: the attention of a masked row
+            grows with its square.
+
+    Returns:
+        The row, on CPU. With no wanted token it holds one filler token, so that a rank without work can still take part
+        in a sharded forward.
+
+    Raises:
+        ValueError: If the lists differ in length, a mask does not fit its response, or a prompt is empty.
+    """
+    _check_lengths(prompt_ids, response_ids, response_mask, group_ids)
+    row = _Row()
+    for i in range(len(prompt_ids)):
+        wanted = torch.as_tensor(response_mask[i]).nonzero()[:, 0].tolist()
+        if not wanted:
+            continue
+        prompt = _as_list(prompt_ids[i])
+        if not prompt:
+            raise ValueError(
+                f"Sequence {i} has an empty prompt: nothing predicts its first token. Begin it with a BOS token."
+            )
+        row.add(
+            i, prompt, _as_list(response_ids[i]), wanted, None if group_ids is None else group_ids[i], share_prompts
+        )
+    longest = max((len(response) for response in response_ids), default=0)
+    return row.finish((len(prompt_ids), longest))
+
+
+def unpack(values: Tensor, packed: PackedSequences) -> Tensor:
+    """Put per-token values back in place: ``[S]`` to ``[B, T]``, 0 where a token was not wanted. Differentiable."""
+    padded = values.new_zeros(packed.shape)
+    return padded.index_put((packed.row_index, packed.column_index), values)
+
+
+def tree_mask(run_ids: Tensor, branch_ids: Tensor) -> Tensor:
+    """Compute which tokens see which, in a row of prompts that are each followed by several responses.
+
+    Args:
+        run_ids: ``[L]``, one number for a prompt and all its responses.
+        branch_ids: ``[L]``, one number per response, -1 for prompt tokens.
+
+    Returns:
+        ``[L, L]`` bool: a token sees earlier tokens (and itself) of its prompt and of its own response.
+    """
+    same_run = run_ids[:, None] == run_ids[None, :]
+    same_branch = branch_ids[:, None] == branch_ids[None, :]
+    return (same_run & (same_branch | (branch_ids == _PROMPT_BRANCH)[None, :])).tril_()
+
+
+class _Row:
+    """The row while it grows."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.positions: list[int] = []
+        self.runs: list[int] = []
+        self.branches: list[int] = []
+        self.sources: list[int] = []
+        self.targets: list[int] = []
+        self.rows: list[int] = []
+        self.columns: list[int] = []
+        self.prompt: list[int] | None = None
+        self.group: int | None = None
+        self.prompt_end = 0
+        self.num_runs = 0
+        self.has_shared_prompt = False
+
+    def add(
+        self, index: int, prompt: list[int], response: list[int], wanted: list[int], group: int | None, share: bool
+    ) -> None:
+        """Append a sequence, or only its response where its prompt is the one laid down last."""
+        if share and prompt == self.prompt and group == self.group:
+            self.has_shared_prompt = True
+        else:
+            self.num_runs += 1
+            self._extend(prompt, first_position=0, branch=_PROMPT_BRANCH)
+            self.prompt, self.group, self.prompt_end = prompt, group, len(self.ids)
+        start = len(self.ids)
+        # The last wanted token is a target only: its own hidden state predicts nothing that is wanted.
+        self._extend(response[: wanted[-1]], first_position=len(prompt), branch=index)
+        self.sources += [start + column - 1 if column else self.prompt_end - 1 for column in wanted]
+        self.targets += [response[column] for column in wanted]
+        self.rows += [index] * len(wanted)
+        self.columns += wanted
+
+    def _extend(self, ids: list[int], first_position: int, branch: int) -> None:
+        self.ids += ids
+        self.positions += range(first_position, first_position + len(ids))
+        self.runs += [self.num_runs] * len(ids)
+        self.branches += [branch] * len(ids)
+
+    def finish(self, shape: tuple[int, int]) -> PackedSequences:
+        """Turn the lists into tensors."""
+        mask = None
+        if self.has_shared_prompt:
+            mask = tree_mask(torch.tensor(self.runs), torch.tensor(self.branches))[None, None]
+        return PackedSequences(
+            input_ids=torch.tensor([self.ids or [0]]),
+            position_ids=torch.tensor([self.positions or [0]]),
+            attention_mask=mask,
+            source_index=torch.tensor(self.sources, dtype=torch.int64),
+            target_ids=torch.tensor(self.targets, dtype=torch.int64),
+            row_index=torch.tensor(self.rows, dtype=torch.int64),
+            column_index=torch.tensor(self.columns, dtype=torch.int64),
+            shape=shape,
+        )
+
+
+def _as_list(ids: TokenIds) -> list[int]:
+    return ids.tolist() if isinstance(ids, Tensor) else list(ids)
+
+
+def _check_lengths(
+    prompt_ids: Sequence[TokenIds],
+    response_ids: Sequence[TokenIds],
+    response_mask: Sequence[TokenIds],
+    group_ids: Sequence[int] | None,
+) -> None:
+    counts = {"prompt_ids": len(prompt_ids), "response_ids": len(response_ids), "response_mask": len(response_mask)}
+    if group_ids is not None:
+        counts["group_ids"] = len(group_ids)
+    if len(set(counts.values())) > 1:
+        raise ValueError(f"pack() needs one entry per sequence in each list, got {counts}.")
+    for i, (response, mask) in enumerate(zip(response_ids, response_mask, strict=True)):
+        if len(response) != len(mask):
+            raise ValueError(
+                f"Sequence {i}: response_mask has {len(mask)} entries for {len(response)} response tokens."
+            )

@@ -1,0 +1,44 @@
+"""A frozen network that scores what the policy sampled: the anchor of a KL term, or a teacher.
+
+Position in the flow: scoring before the first update of an iteration, or inside the update, when a KL term needs it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lit_rl.models.actor import score_packed
+from lit_rl.models.packing import PackedSequences
+
+
+class Reference:
+    """Holds a frozen network.
+
+    Not a module: assigned to a LightningModule it is not registered, so it is in no checkpoint, no optimizer and no
+    gradient synchronisation. Move it by hand.
+
+    Args:
+        network: A causal language model; its parameters are frozen in place.
+        dtype: Cast it; ``torch.bfloat16`` where the actor computes in bfloat16. ``None`` leaves it.
+        chunk_size: Tokens whose logits exist at once.
+    """
+
+    def __init__(self, network: PreTrainedModel, *, dtype: torch.dtype | None = None, chunk_size: int = 1024) -> None:
+        self.network = network.requires_grad_(False).eval()
+        self.chunk_size = chunk_size
+        if dtype is not None:
+            # Not network.to(dtype): that would round the rotary frequencies, which are a float32 buffer.
+            for parameter in network.parameters():
+                parameter.data = parameter.data.to(dtype)
+
+    def to(self, device: torch.device | str) -> Reference:
+        """Move the network to ``device``, in place."""
+        self.network.to(device)
+        return self
+
+    @torch.no_grad()
+    def score(self, packed: PackedSequences, temperature: float = 1.0) -> Tensor:
+        """Return log-probs of the wanted tokens, ``[B, T]`` float32 in nats, 0 elsewhere, without gradient."""
+        return score_packed(self.network, packed, temperature, with_entropy=False, chunk_size=self.chunk_size).logprobs

@@ -1,0 +1,25 @@
+"""Scorer of the generated task ``arithmetic``: is the last integer of the answer the right one?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lit_rl.data.arithmetic import is_well_formed, parse_answer
+
+
+def compute_score(
+    solution_str: str, ground_truth: int | str, extra_info: dict[str, Any] | None = None
+) -> dict[str, float]:
+    """Score one answer.
+
+    Args:
+        solution_str: The answer, any text.
+        ground_truth: The right integer.
+        extra_info: Not used.
+
+    Returns:
+        ``score`` and ``acc``: 1.0 where the last integer in the answer equals ``ground_truth``, else 0.0.
+        ``well_formed``: 1.0 where the answer has the demanded form, right or wrong. It is logged, not rewarded.
+    """
+    accuracy = float(parse_answer(solution_str) == int(ground_truth))
+    return {"score": accuracy, "acc": accuracy, "well_formed": float(is_well_formed(solution_str))}

@@ -1,0 +1,112 @@
+"""Starts the reward workers, hands out their handles, and scores batches.
+
+Position in the flow: the trainer process owns one manager. Agent workers get `handles` and score each trajectory as
+it ends; `score_batch` is for trajectories that were finished without a reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import uuid
+
+from lit_rl.cluster import Runtime, WorkerGroup, WorkerHandle
+from lit_rl.rewards.client import RewardClient
+from lit_rl.rewards.functions import absolute_spec, load_reward_function
+from lit_rl.rewards.result import RewardResult, ScoreRequest
+from lit_rl.rewards.settings import RewardSettings
+from lit_rl.rewards.worker import RewardLoopWorker
+from lit_rl.types import Prompt, Trajectory
+
+_BATCH_TIMEOUT_S = 600.0
+_STOP_TIMEOUT_S = 10.0
+
+
+class RewardLoopManager:
+    """The reward workers of a run.
+
+    Args:
+        runtime: Where the workers live.
+        settings: Functions and limits; checked here, before anything starts.
+
+    Raises:
+        ValueError: If an option is out of range, or a function cannot be found or called.
+    """
+
+    def __init__(self, runtime: Runtime, settings: RewardSettings) -> None:
+        settings.check()
+        self._runtime = runtime
+        self.settings = _with_absolute_paths(settings)
+        for part in self.settings.resolved_parts():
+            load_reward_function(part.function, part.kwargs)
+        self._group: WorkerGroup | None = None
+        self._client: RewardClient | None = None
+
+    @property
+    def handles(self) -> list[WorkerHandle]:
+        """The workers; empty before `start` and after `stop`."""
+        return [] if self._group is None else list(self._group.workers)
+
+    def start(self) -> None:
+        """Start the workers and wait for them; call it from an ordinary thread. Idempotent."""
+        if self._group is not None:
+            return
+        self._group = WorkerGroup.create(
+            self._runtime,
+            RewardLoopWorker,
+            self.settings.resolved_num_workers(),
+            # Two managers may live in one runtime.
+            name=f"reward_loop_worker_{uuid.uuid4().hex[:8]}",
+            kwargs={"settings": self.settings},
+            env={"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+        )
+        timeout_s = self.settings.start_timeout_s
+        self._runtime.loop.run(self._group.ready(timeout_s), timeout_s=timeout_s + 5, what="reward workers to start")
+        self._client = RewardClient(self._group.workers, _BATCH_TIMEOUT_S)
+
+    async def score_batch(self, prompts: list[Prompt], trajectories: list[Trajectory]) -> None:
+        """Score finished trajectories and fill their ``reward``, ``reward_parts`` and, where scoring failed, ``error``.
+
+        Args:
+            prompts: Row of each trajectory.
+            trajectories: With ``text`` set. Those that failed or have a reward already are left alone.
+
+        Raises:
+            RuntimeError: Before `start`.
+            WorkerDied: If no reward worker is left.
+        """
+        if self._client is None:
+            raise RuntimeError("RewardLoopManager.score_batch was called before start().")
+        score = self._client.score
+        chosen = [
+            (prompt, trajectory)
+            for prompt, trajectory in zip(prompts, trajectories, strict=True)
+            if trajectory.error is None and trajectory.reward is None
+        ]
+        requests = [ScoreRequest.from_trajectory(prompt, trajectory) for prompt, trajectory in chosen]
+        results = await asyncio.gather(*(score(request) for request in requests))
+        for (_, trajectory), result in zip(chosen, results, strict=True):
+            apply_result(trajectory, result)
+
+    def stop(self) -> None:
+        """Stop the workers. Idempotent."""
+        group, self._group, self._client = self._group, None, None
+        if group is not None:
+            self._runtime.loop.run(
+                group.stop(_STOP_TIMEOUT_S), timeout_s=2 * _STOP_TIMEOUT_S + 20, what="reward workers to stop"
+            )
+
+
+def apply_result(trajectory: Trajectory, result: RewardResult) -> None:
+    """Write a result into its trajectory; numbers the agent loop has put there stay."""
+    trajectory.reward = result.score
+    trajectory.reward_parts.update(result.parts)
+    if result.error is not None:
+        trajectory.error = result.error
+        trajectory.metrics["reward_timeout" if result.is_timeout else "reward_error"] = 1.0
+
+
+def _with_absolute_paths(settings: RewardSettings) -> RewardSettings:
+    parts = [dataclasses.replace(part, function=absolute_spec(part.function)) for part in settings.parts]
+    function = None if settings.function is None else absolute_spec(settings.function)
+    return dataclasses.replace(settings, function=function, parts=parts)

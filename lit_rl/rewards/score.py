@@ -1,0 +1,68 @@
+"""The default reward: the scorer that belongs to a row's ``data_source``.
+
+Each scorer is a module of this package with a function ``compute_score(solution_str, ground_truth, extra_info)``; it is
+imported when it is first needed. Own functions are configured with ``data.rewards.function`` and never come here.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+_SCORERS = {
+    "arithmetic": "lit_rl.rewards.arithmetic",
+}
+
+
+def scorer_module(data_source: str) -> str | None:
+    """Module that scores ``data_source``, or ``None``."""
+    return _SCORERS.get(data_source)
+
+
+def has_scorer(data_source: str) -> bool:
+    """Whether `compute_score` knows ``data_source``."""
+    return scorer_module(data_source) is not None
+
+
+def check_data_sources(data_sources: Iterable[str]) -> None:
+    """Raise ``ValueError`` naming every source without a scorer; called when data is loaded."""
+    unknown = sorted({source for source in data_sources if not has_scorer(source)})
+    if unknown:
+        raise ValueError(_unknown_message(unknown))
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any] | None = None
+) -> float | dict[str, Any]:
+    """Score one response with the scorer of its ``data_source``.
+
+    Args:
+        data_source: Chooses the scorer.
+        solution_str: The response as text.
+        ground_truth: What the scorer compares with.
+        extra_info: Passed on to the scorer.
+
+    Returns:
+        A number, or a dict with the number under ``score`` and further named numbers.
+
+    Raises:
+        ValueError: If no scorer belongs to ``data_source``.
+    """
+    module = scorer_module(data_source)
+    if module is None:
+        raise ValueError(_unknown_message([data_source]))
+    return _scorer(module)(solution_str, ground_truth, extra_info)
+
+
+@functools.cache
+def _scorer(module: str) -> Callable[..., float | dict[str, Any]]:
+    return importlib.import_module(module).compute_score
+
+
+def _unknown_message(unknown: list[str]) -> str:
+    return (
+        f"No scorer for data_source {', '.join(map(repr, unknown))}. Known: {', '.join(sorted(_SCORERS))}. "
+        "Set data.rewards.function to your own function, or correct the column data_source."
+    )

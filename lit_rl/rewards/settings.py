@@ -1,0 +1,123 @@
+"""Settings of the reward workers (YAML keys ``data.rewards.*``). Nothing runs here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+DEFAULT_FUNCTION = "lit_rl.rewards.score:compute_score"
+"""Dispatches by ``data_source``; used where no function is configured."""
+
+
+@dataclass(kw_only=True)
+class RewardPart:
+    """One of several rewards that are added up.
+
+    Attributes:
+        name: Metric name of this part's unweighted score; unique.
+        function: As `RewardSettings.function`.
+        weight: Factor of its score in the sum.
+        kwargs: Further keyword arguments of the function.
+    """
+
+    name: str
+    function: str | Callable[..., Any] = DEFAULT_FUNCTION
+    weight: float = 1.0
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class OverlongShaping:
+    """Soft punishment of long responses (DAPO, arXiv:2503.14476, eq. 13).
+
+    Attributes:
+        buffer_tokens: Length of the ramp before the limit, in [1, ``max_response_tokens``].
+        max_response_tokens: Response length with the full penalty, in tokens.
+        penalty_factor: Penalty at ``max_response_tokens``, in reward units.
+    """
+
+    buffer_tokens: int
+    max_response_tokens: int
+    penalty_factor: float = 1.0
+
+    def check(self) -> None:
+        """Raise ``ValueError`` where the ramp is longer than the response."""
+        if not 1 <= self.buffer_tokens <= self.max_response_tokens:
+            raise ValueError(
+                f"data.rewards.overlong.buffer_tokens={self.buffer_tokens}: must lie in "
+                f"[1, max_response_tokens={self.max_response_tokens}]."
+            )
+
+    def penalty(self, num_response_tokens: int) -> float:
+        """Number to add to the score of a response of that many tokens; 0 or negative."""
+        over = num_response_tokens - (self.max_response_tokens - self.buffer_tokens)
+        return min(0.0, -over / self.buffer_tokens * self.penalty_factor)
+
+
+@dataclass(kw_only=True)
+class RewardSettings:
+    """How trajectories are scored.
+
+    Attributes:
+        function: ``pkg.module:name``, ``pkg.module.name``, ``path/to/file.py:name`` (name ``compute_score`` if left
+            out), or, from Python, a function. ``None`` chooses the scorer by the row's ``data_source``.
+        kwargs: Further keyword arguments of the function; they win over the ones of the call.
+        parts: Several weighted functions instead of one; each score is logged under its name.
+        overlong: Penalty for responses near the length limit; ``None`` is off.
+        num_workers: Reward worker processes, at least 1; ``None`` takes ``min(4, CPU cores / 2)``.
+        timeout_s: Longest run of one function call, in seconds. Running out of it is a failed score, not a score of 0.
+        isolation: Where plain functions run: ``thread`` (fast, but one that never ends keeps its thread), or
+            ``process`` (killed when its time is up; the function must be importable or in a file).
+        num_threads: Threads per worker.
+        num_processes: Processes per worker with ``isolation: process``.
+        max_concurrent_calls: Calls of ``async def`` functions that one worker runs at once.
+        start_timeout_s: Longest start of the workers, in seconds.
+    """
+
+    function: str | Callable[..., Any] | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    parts: list[RewardPart] = field(default_factory=list)
+    overlong: OverlongShaping | None = None
+    num_workers: int | None = None
+    timeout_s: float = 60.0
+    isolation: str = "thread"
+    num_threads: int = 8
+    num_processes: int = 2
+    max_concurrent_calls: int = 64
+    start_timeout_s: float = 120.0
+
+    def resolved_num_workers(self) -> int:
+        """Number of workers to start."""
+        return self.num_workers if self.num_workers is not None else max(1, min(4, (os.cpu_count() or 1) // 2))
+
+    def resolved_parts(self) -> list[RewardPart]:
+        """The configured parts, or the single function as one part without a name."""
+        if self.parts:
+            return self.parts
+        function = DEFAULT_FUNCTION if self.function is None else self.function
+        return [RewardPart(name="", function=function, kwargs=self.kwargs)]
+
+    def dispatches_by_data_source(self) -> bool:
+        """Whether any scorer is chosen by the row's ``data_source``."""
+        return any(part.function == DEFAULT_FUNCTION for part in self.resolved_parts())
+
+    def check(self) -> None:
+        """Raise ``ValueError`` where options are out of range or contradict each other."""
+        if self.parts and (self.function is not None or self.kwargs):
+            raise ValueError("data.rewards: give function and kwargs, or parts (which have their own), not both.")
+        names = [part.name for part in self.parts]
+        if len(set(names)) < len(names) or "" in names:
+            raise ValueError(f"data.rewards.parts: names must be unique and not empty, got {names}.")
+        if self.isolation not in ("thread", "process"):
+            raise ValueError(f"data.rewards.isolation={self.isolation!r}: must be 'thread' or 'process'.")
+        for name in ("num_workers", "num_threads", "num_processes", "max_concurrent_calls"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"data.rewards.{name}={value}: must be at least 1.")
+        for name in ("timeout_s", "start_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"data.rewards.{name}={getattr(self, name)}: must be a positive number of seconds.")
+        if self.overlong is not None:
+            self.overlong.check()

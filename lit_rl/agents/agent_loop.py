@@ -1,8 +1,8 @@
 """Base class of agent loops: the conversation of one sample with the policy and its environment.
 
 Position in the flow: manager -> worker -> **agent loop** -> client -> replica. A worker builds a fresh object for every
-sample, so a loop may keep state in attributes. It returns flat token lists; scoring, seeds, identity and failures are the
-worker's job.
+sample, so a loop may keep state in attributes. It returns flat token lists; scoring, seeds, identity and failures are
+the worker's job.
 """
 
 from __future__ import annotations

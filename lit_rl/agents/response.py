@@ -49,7 +49,7 @@ def finish_response(
 
     1. Everything beyond ``max_tokens`` is dropped and the response counts as cut.
     2. A response that holds an end token is complete, even if it fills the limit exactly. Tokens after the first end
-       token stay but get mask 0: the policy was never meant to produce them. With ``ignore_eos`` end tokens are ordinary.
+       token stay but get mask 0: the policy was never meant to produce them. With ``ignore_eos`` this rule is off.
     3. Without an end token it is cut if the engine said ``length``, complete if it said ``stop`` (a stop string, or an
        end token that only the engine knows). Then ``appended_end_token_id`` is added with mask 0, if there is room.
 

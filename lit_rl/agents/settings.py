@@ -37,7 +37,7 @@ class AgentSettings:
             ``agent_loops``, or the dotted path of an `AgentLoop` subclass.
         default_init_args: Constructor options of the default loop.
         agent_loops: Further loops that a row's ``agent_name`` may ask for, by name.
-        max_response_tokens: Most tokens after the prompt, tool tokens included; ``None``: the sampling's ``max_tokens``.
+        max_response_tokens: Most tokens after the prompt, tools' included; ``None``: the sampling's ``max_tokens``.
         append_end_token: Append the tokenizer's end token, with mask 0, where a stop string ended the response.
         trajectory_timeout_s: Wall-clock limit of one trajectory, scoring not included, in seconds.
         reward_timeout_s: Longest wait for a reward worker's answer, its queue included, in seconds.

@@ -47,8 +47,8 @@ class RewardLoopManager:
         """The workers; empty before `start` and after `stop`."""
         return [] if self._group is None else list(self._group.workers)
 
-    def start(self) -> None:
-        """Start the workers and wait for them; call it from an ordinary thread. Idempotent."""
+    async def start(self) -> None:
+        """Start the workers and wait for them. Idempotent."""
         if self._group is not None:
             return
         self._group = WorkerGroup.create(
@@ -60,8 +60,7 @@ class RewardLoopManager:
             kwargs={"settings": self.settings},
             env={"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
         )
-        timeout_s = self.settings.start_timeout_s
-        self._runtime.loop.run(self._group.ready(timeout_s), timeout_s=timeout_s + 5, what="reward workers to start")
+        await self._group.ready(self.settings.start_timeout_s)
         self._client = RewardClient(self._group.workers, _BATCH_TIMEOUT_S)
 
     async def score_batch(self, prompts: list[Prompt], trajectories: list[Trajectory]) -> None:
@@ -88,13 +87,11 @@ class RewardLoopManager:
         for (_, trajectory), result in zip(chosen, results, strict=True):
             apply_result(trajectory, result)
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Stop the workers. Idempotent."""
         group, self._group, self._client = self._group, None, None
         if group is not None:
-            self._runtime.loop.run(
-                group.stop(_STOP_TIMEOUT_S), timeout_s=2 * _STOP_TIMEOUT_S + 20, what="reward workers to stop"
-            )
+            await group.stop(_STOP_TIMEOUT_S)
 
 
 def apply_result(trajectory: Trajectory, result: RewardResult) -> None:

@@ -1,0 +1,188 @@
+"""The worker that runs agent loops: many conversations at once in one process, each scored as it ends.
+
+Position in the flow: manager -> **worker** -> agent loop -> client. The worker gives every trajectory its identity,
+seed and wall-clock limit, and turns what goes wrong into a marked trajectory; one bad sample never ends the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lit_rl.agents.agent_loop import AgentLoop, GenerationClient, InfrastructureError
+from lit_rl.agents.loop_classes import find_loop_class
+from lit_rl.agents.policy_text import PolicyText, load_policy_text
+from lit_rl.agents.settings import AgentSettings, TrajectoryRequest
+from lit_rl.cluster import WorkerDied, WorkerHandle
+from lit_rl.rewards.client import RewardClient
+from lit_rl.rewards.manager import apply_result
+from lit_rl.rewards.result import ScoreRequest, error_text
+from lit_rl.types import Prompt, SamplingParams, Trajectory
+
+INFRASTRUCTURE = "infrastructure: "
+"""Start of `Trajectory.error` where neither row nor user code is at fault; such a trajectory is worth another try."""
+
+_FLUSH_S = 0.15
+_HEARTBEAT_S = 5.0
+_CANCEL_S = 5.0
+
+
+class AgentLoopWorker:
+    """Runs trajectories as asyncio tasks.
+
+    Args:
+        settings: Limits and loop classes.
+        client: Sends generation requests.
+        policy_text: Local model folder with the tokenizer, or what is otherwise loaded from it.
+        reward_handles: Reward workers; without any, trajectories come back unscored.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        client: GenerationClient,
+        policy_text: str | PolicyText,
+        reward_handles: Sequence[WorkerHandle] = (),
+    ) -> None:
+        self._settings = settings
+        self._client = client
+        if isinstance(policy_text, str):
+            policy_text = load_policy_text(policy_text, settings.chat_template_kwargs)
+        self._text = policy_text
+        self._rewards = RewardClient(reward_handles, settings.reward_timeout_s) if reward_handles else None
+        self._tools = _load_tools(settings)
+        self._slots = asyncio.Semaphore(settings.max_concurrent_trajectories)
+        find_loop_class(None, settings)  # a wrong default fails at start, not in every trajectory
+
+    async def run(
+        self, requests: list[TrajectoryRequest], sampling: SamplingParams
+    ) -> AsyncIterator[list[tuple[int, Trajectory]]]:
+        """Yield ``(position in requests, trajectory)`` in lists, as trajectories end.
+
+        An empty list is a sign of life. Closing the generator cancels what still runs.
+        """
+        finished: list[tuple[int, Trajectory]] = []
+        tasks: set[asyncio.Task[None]] = set()
+
+        async def roll_out(index: int, request: TrajectoryRequest) -> None:
+            try:
+                finished.append((index, await self.roll_out(request, sampling)))
+            finally:
+                self._slots.release()
+
+        async def spawn() -> None:
+            # The slot comes before the task: thousands of waiting requests cost nothing but their own record.
+            for index, request in enumerate(requests):
+                await self._slots.acquire()
+                task = asyncio.create_task(roll_out(index, request))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+            while tasks:
+                await asyncio.wait(tasks)
+
+        spawner = asyncio.create_task(spawn())
+        num_sent, last_sent = 0, time.monotonic()
+        try:
+            while num_sent < len(requests):
+                await asyncio.wait({spawner}, timeout=_FLUSH_S)
+                if finished or time.monotonic() - last_sent > _HEARTBEAT_S:
+                    batch, finished = finished, []
+                    num_sent, last_sent = num_sent + len(batch), time.monotonic()
+                    yield batch
+                elif spawner.done():
+                    spawner.result()
+                    raise RuntimeError(f"{len(requests) - num_sent} trajectories ended without a result.")
+        finally:
+            spawner.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait({spawner, *tasks}, timeout=_CANCEL_S)
+
+    async def roll_out(self, request: TrajectoryRequest, sampling: SamplingParams) -> Trajectory:
+        """Run and score one trajectory; what goes wrong is in its ``error``."""
+        started = time.perf_counter()
+        trajectory = await self._converse(request, sampling)
+        trajectory.row_id = request.prompt.row_id
+        trajectory.group_id = request.group_id
+        trajectory.sample_index = request.sample_index
+        trajectory.data_source = request.prompt.data_source
+        trajectory.seed = request.seed
+        if trajectory.error is None:
+            if not trajectory.text:
+                trajectory.text = self._text.decode(
+                    list(itertools.compress(trajectory.response_ids, trajectory.loss_mask))
+                )
+            if self._rewards is not None and trajectory.reward is None:
+                await self._score(self._rewards, request.prompt, trajectory)
+        trajectory.metrics["total_s"] = time.perf_counter() - started
+        return trajectory
+
+    async def _converse(self, request: TrajectoryRequest, sampling: SamplingParams) -> Trajectory:
+        prompt = request.prompt
+        limit = asyncio.timeout(self._settings.trajectory_timeout_s)
+        if request.seed is not None:
+            sampling = replace(sampling, seed=request.seed)
+        try:
+            async with limit:
+                trajectory = await self._build_loop(prompt, sampling).run(prompt, sampling)
+            trajectory.check()
+            return trajectory
+        except (InfrastructureError, WorkerDied, ConnectionError) as error:
+            return _failed(prompt, f"{INFRASTRUCTURE}row {prompt.row_id}: {error}")
+        except TimeoutError as error:
+            if limit.expired():
+                limit_s = self._settings.trajectory_timeout_s
+                return _failed(
+                    prompt, f"Row {prompt.row_id}: not done after data.agents.trajectory_timeout_s={limit_s:g} seconds."
+                )
+            return _failed(prompt, f"Row {prompt.row_id}:\n{error_text(error)}")
+        except (Exception, SystemExit) as error:  # user code: loops, tools, templates
+            return _failed(prompt, f"Row {prompt.row_id}:\n{error_text(error)}")
+
+    def _build_loop(self, prompt: Prompt, sampling: SamplingParams) -> AgentLoop:
+        loop_class = find_loop_class(prompt.agent_name, self._settings)
+        return loop_class.cls(
+            client=self._client,
+            chat_template=self._text.chat_template,
+            tokenizer=self._text.tokenizer,
+            max_response_tokens=self._settings.max_response_tokens or sampling.max_tokens,
+            end_token_ids=self._text.end_token_ids,
+            appended_end_token_id=self._text.tokenizer.eos_token_id if self._settings.append_end_token else None,
+            tools=self._tools,
+            **loop_class.init_args,
+        )
+
+    async def _score(self, rewards: RewardClient, prompt: Prompt, trajectory: Trajectory) -> None:
+        started = time.perf_counter()
+        try:
+            apply_result(trajectory, await rewards.score(ScoreRequest.from_trajectory(prompt, trajectory)))
+        except (WorkerDied, ConnectionError, TimeoutError) as error:
+            trajectory.error = f"{INFRASTRUCTURE}row {prompt.row_id}: scoring failed: {error}"
+        except Exception as error:  # extra_info that cannot be copied or pickled
+            trajectory.error = f"Row {prompt.row_id}: scoring failed:\n{error_text(error)}"
+        trajectory.metrics["score_s"] = time.perf_counter() - started
+
+
+def _failed(prompt: Prompt, error: str) -> Trajectory:
+    return Trajectory(
+        row_id=prompt.row_id,
+        group_id="",
+        prompt_ids=list(prompt.prompt_ids or []),
+        response_ids=[],
+        loss_mask=[],
+        rollout_logprobs=[],
+        policy_versions=[],
+        error=error,
+    )
+
+
+def _load_tools(settings: AgentSettings) -> Mapping[str, Any]:
+    if settings.tool_config_path is None and settings.function_tool_path is None:
+        return {}
+    from lit_rl.tools import load_all_tools
+
+    return load_all_tools(settings.tool_config_path, settings.function_tool_path)

@@ -36,14 +36,14 @@ class WorkerHandle(Protocol):
         arrives as its value, one inside a container stays a reference.
 
         Raises:
-            TimeoutError: After ``timeout_s`` seconds; names worker and method. The call is cancelled (a ``def`` method that
-                already runs in its thread is left to finish).
+            TimeoutError: After ``timeout_s`` seconds; names worker and method. The call is cancelled (a ``def`` method
+                that already runs in its thread is left to finish).
             WorkerDied: The worker is gone.
             Exception: What the method raised, in its own type, with worker and remote traceback as a note.
         """
 
     def stream(self, method: str, /, *args: Any, timeout_s: float, **kwargs: Any) -> AsyncIterator[Any]:
-        """Yield what the async generator ``method`` yields; ``timeout_s`` seconds for each item. Errors as in `call`."""
+        """Yield what the generator ``method`` yields, ``timeout_s`` seconds for each item. Errors as in `call`."""
 
     async def stop(self, timeout_s: float) -> None:
         """Ask the worker's ``close`` method, where it has one, then end the worker and its child processes. Idempotent.

@@ -1,4 +1,4 @@
-"""Workers that are plain objects in this process: for notebooks, debuggers, quick tests, and closures as rewards or tools.
+"""Workers that are plain objects in this process: for notebooks, debuggers, tests, closures as rewards or tools.
 
 Async methods run on the runtime's loop, other methods in a thread; deadlines and errors are those of the Ray backend.
 Arguments and results are shared, not copied, and per-rank environments do not apply: there is one process.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
@@ -75,10 +76,8 @@ class InlineWorkerHandle:
         if self._is_stopped:
             return
         if self._worker.done() and not self._worker.exception() and hasattr(self._worker.result(), "close"):
-            try:
+            with contextlib.suppress(Exception):  # a worker that cannot close is dropped all the same
                 await self.call("close", timeout_s=timeout_s)
-            except Exception:  # a worker that cannot close is dropped all the same
-                pass
         self._is_stopped = True
         for task in list(self._tasks):
             self._loop.loop.call_soon_threadsafe(task.cancel)
@@ -125,7 +124,7 @@ class InlineWorkerHandle:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"Worker {self._name} runs inline: its handle cannot be sent to another process. Use Runtime(backend='ray')."
+            f"Worker {self._name} runs inline: its handle cannot leave the process. Use Runtime(backend='ray')."
         )
 
 

@@ -136,20 +136,17 @@ def start_worker(
 ) -> RayWorkerHandle:
     """Start one worker and return at once; `RayWorkerHandle.ready` waits for it."""
     settings = {variable: value for variable, value in env.items() if value is not None}
-    actor = (
-        ray.remote(WorkerHost)
-        .options(
-            name=name,
-            namespace=namespace,
-            num_cpus=num_cpus,
-            num_gpus=num_gpus,
-            max_concurrency=max_concurrency,
-            runtime_env={"env_vars": settings} if settings else None,
-            max_restarts=0,
-            enable_task_events=False,  # thousands of short calls per second
-        )
-        .remote(list(sys.path), env)
-    )
+    host: Any = ray.remote(WorkerHost)
+    actor = host.options(
+        name=name,
+        namespace=namespace,
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        max_concurrency=max_concurrency,
+        runtime_env={"env_vars": settings} if settings else None,
+        max_restarts=0,
+        enable_task_events=False,  # thousands of short calls per second
+    ).remote(list(sys.path), env)
     identity = actor.identity.remote()
     # A second step, so that class and arguments are unpickled after the environment is set.
     return RayWorkerHandle(name, actor, identity, actor.start.remote(worker_cls, kwargs))

@@ -1,7 +1,7 @@
 """The Ray actor that holds one worker object and calls its methods by name.
 
-Runs inside the worker's process. The worker's class arrives only after the environment is set, in `start`, so whatever its
-module reads at import time is already right. Nothing here decides where or how often a worker runs.
+Runs inside the worker's process. The worker's class arrives only after the environment is set, in `start`, so whatever
+its module reads at import time is already right. Nothing here decides where or how often a worker runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-# Set by a trainer's launcher and inherited through Ray: a worker (vLLM above all) must not take itself for a training rank.
+# Set by a trainer's launcher and inherited through Ray: a worker must not take itself for a training rank (vLLM would).
 RANK_VARIABLES = (
     "RANK",
     "LOCAL_RANK",

@@ -1,6 +1,6 @@
-"""Where workers live: a Ray cluster that is started or attached to, or this process; and the thread that waits for them.
+"""Where workers live, a Ray cluster or this process, and the thread that waits for them.
 
-The trainer's threads are synchronous, everything that talks to workers is asynchronous: `EventLoopThread` is the bridge.
+The trainer's threads are synchronous, all talk with workers is asynchronous: `EventLoopThread` is the bridge.
 Importing this module imports no Ray and changes no environment variable (design D18); that happens in `Runtime.start`.
 """
 
@@ -128,7 +128,7 @@ class Runtime:
         backend: ``ray`` (workers are actors) or ``inline`` (workers are objects in this process, no Ray).
         num_cpus: Cores Ray may give out, when the cluster is started here; ``None`` lets Ray count them.
         verbose: Show Ray's log and what workers print.
-        address: Cluster to attach to: another rank's `address`. ``None`` takes ``RAY_ADDRESS``, or else starts a cluster.
+        address: Cluster to attach to: another rank's `address`. ``None`` takes ``RAY_ADDRESS``, or starts a cluster.
         namespace: Where workers are found by name; another rank's `namespace`, or ``None`` for a new one.
     """
 
@@ -165,11 +165,11 @@ class Runtime:
         return self._address
 
     def start(self) -> None:
-        """Start or attach. Idempotent. A cluster that the user has already connected to in this process is used as it is."""
+        """Start or attach. Idempotent. A cluster the user has connected to in this process is used as it is."""
         if self._is_started:
             return
         if self.backend == "ray":
-            # Ray's daemons die with the thread that started them (PR_SET_PDEATHSIG), so a passing thread must not do it.
+            # Ray's daemons die with the thread that started them (PR_SET_PDEATHSIG): not a passing one.
             if threading.current_thread() is threading.main_thread():
                 self._connect()
             else:
@@ -189,7 +189,7 @@ class Runtime:
 
         if not ray.is_initialized():
             starts_cluster = address == "local"
-            context = ray.init(
+            context: Any = ray.init(
                 address=address,
                 namespace=self.namespace,
                 include_dashboard=False if starts_cluster else None,
@@ -212,7 +212,7 @@ class Runtime:
         self._groups.append(group)
 
     def stop(self) -> None:
-        """End every worker and, if it was started or attached to here, leave Ray. Idempotent; no process is left behind."""
+        """End every worker and, where `start` connected to Ray, leave it. Idempotent; no process stays behind."""
         groups, self._groups = self._groups, []
         if groups:
             with contextlib.suppress(TimeoutError):

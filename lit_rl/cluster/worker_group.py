@@ -52,8 +52,8 @@ class WorkerGroup:
             per_rank_kwargs: Further ones, one dictionary per rank; they win over ``kwargs``.
             num_cpus: Cores reserved per worker; 0 reserves none.
             num_gpus: GPUs reserved per worker; fractions share one.
-            env: Environment of the workers, one for all or one per rank, in place before their class is imported. The rank
-                variables of a training launcher are always removed unless given here. Without effect inline.
+            env: Environment of the workers, one for all or one per rank, in place before their class is imported. The
+                rank variables of a training launcher are removed unless given here. Without effect inline.
             max_concurrency: Most calls a worker runs at once.
         """
         if num_workers < 1:
@@ -96,7 +96,7 @@ class WorkerGroup:
         await asyncio.gather(*(worker.ready(timeout_s) for worker in self.workers))  # type: ignore[attr-defined]
 
     async def stop(self, timeout_s: float) -> None:
-        """Close and end every worker with its child processes, at most ``timeout_s`` seconds for closing. Idempotent."""
+        """Close and end every worker with its child processes; ``timeout_s`` seconds for closing. Idempotent."""
         await asyncio.gather(*(worker.stop(timeout_s) for worker in self.workers))
 
     def __len__(self) -> int:

@@ -1,7 +1,7 @@
 """Divide costs over bins: Karmarkar-Karp, token budgets, orders.
 
-Position in the flow: lengths -> workloads -> **bins** -> plan -> micro-batches. Pure arithmetic on lists of numbers: nothing
-here knows of ranks, epochs, tensors or devices, and nothing draws random numbers.
+Position in the flow: lengths -> workloads -> **bins** -> plan -> micro-batches. Pure arithmetic on lists of numbers:
+nothing here knows of ranks, epochs, tensors or devices, and nothing draws random numbers.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-# One set of a partition while it is being built: (sum, number of items, first item, node in the merge forest). Sets that
-# live at the same time are disjoint, so no two compare equal and the order is total.
+# One set of a partition while it is being built: (sum, number of items, first item, node in the merge forest). Sets
+# that live at the same time are disjoint, so no two compare equal and the order is total.
 _Set = tuple[Any, int, int, int]
 
 
@@ -26,8 +26,8 @@ def sequence_workload(length: NDArray[Any], linear: int = ...) -> NDArray[np.int
 def sequence_workload(length: int | NDArray[Any], linear: int = 24576) -> int | NDArray[np.int64]:
     """Return the relative cost of one transformer pass over a sequence: ``linear * s + s * s``.
 
-    The first term is the matrix products of a block, the second attention. Derived from ``12 h^2 s + 2 h s^2`` by dividing
-    by ``2 h``, so ``linear`` is 6 times the hidden size; the default is that of a hidden size of 4096.
+    The first term is the matrix products of a block, the second attention. Derived from ``12 h^2 s + 2 h s^2`` by
+    dividing by ``2 h``, so ``linear`` is 6 times the hidden size; the default is that of a hidden size of 4096.
 
     Args:
         length: Tokens, a number or an integer array.
@@ -45,9 +45,9 @@ def sequence_workload(length: int | NDArray[Any], linear: int = 24576) -> int | 
 def karmarkar_karp(workloads: Sequence[float] | NDArray[Any], k: int, equal_size: bool = False) -> list[list[int]]:
     """Divide items into ``k`` sets of nearly equal sum by the largest differencing method.
 
-    A state is ``k`` sets. Of all states the two whose largest and smallest sets differ most are merged, the largest set of
-    one with the smallest of the other, until one state is left. Deterministic: ties go by number of items, then by the
-    first item. A state keeps its non-empty sets only, so that folding in one more item costs a binary search.
+    A state is ``k`` sets. Of all states the two whose largest and smallest sets differ most are merged, the largest set
+    of one with the smallest of the other, until one state is left. Deterministic: ties go by number of items, then by
+    the first item. A state keeps its non-empty sets only, so that folding in one more item costs a binary search.
 
     Args:
         workloads: ``[N]`` non-negative numbers, usually of `sequence_workload`.
@@ -55,8 +55,8 @@ def karmarkar_karp(workloads: Sequence[float] | NDArray[Any], k: int, equal_size
         equal_size: Every set gets exactly ``N / k`` items, at the price of a larger spread.
 
     Returns:
-        ``k`` lists of indices, each ascending, the set with the largest sum first. Together every index once. With fewer
-        items than sets the last ones are empty.
+        ``k`` lists of indices, each ascending, the set with the largest sum first. Together every index once. With
+        fewer items than sets the last ones are empty.
 
     Raises:
         ValueError: If ``k`` is below 1, or ``equal_size`` is asked for and ``N`` is not a multiple of ``k``.
@@ -167,7 +167,8 @@ def pack_bins(
 ) -> list[list[int]]:
     """Divide items into the fewest bins found that hold at most ``budget`` tokens, with even work.
 
-    For each count from the lower bound up: equal work, else equal tokens, else best fit decreasing, whichever fits first.
+    For each count from the lower bound up: equal work, else equal tokens, else best fit decreasing, whichever fits
+    first.
 
     Args:
         work: ``[N]`` cost of each item.
@@ -182,19 +183,17 @@ def pack_bins(
     num_items = len(tokens)
     if num_items == 0:
         return []
-    fewest = max(-(-sum(tokens) // budget) if budget else 1, -(-num_items // max_items) if max_items else 1, 1)
-    count = max(fewest, min(min_bins, num_items))
-    fallback: list[list[int]] | None = None
-    while True:
+    fewest = max(-(-sum(tokens) // budget) if budget else 1, -(-num_items // max_items) if max_items else 1)
+    fewest = max(fewest, min(min_bins, num_items), 1)
+    best_fit = _best_fit_decreasing(tokens, budget, max_items)
+    most = max(fewest, len(best_fit))
+    # Far apart where every item needs half a bin or more; trying each count would then cost more than it saves.
+    for count in sorted({fewest + (most - fewest) * step // 4 for step in range(5)}):
         for costs in (work, tokens):
             bins = [one for one in karmarkar_karp(costs, count) if one]
             if _fits(bins, tokens, budget, max_items):
                 return bins
-        if fallback is None:
-            fallback = _best_fit_decreasing(tokens, budget, max_items)
-        if len(fallback) <= count:
-            return split_bins(fallback, work, count)
-        count += 1
+    return split_bins(best_fit, work, most)
 
 
 def split_bins(bins: list[list[int]], work: Sequence[float], count: int) -> list[list[int]]:
@@ -235,8 +234,8 @@ def _best_fit_decreasing(tokens: Sequence[int], budget: int, max_items: int | No
 def biggest_in_the_middle(bins: Iterable[list[int]], totals: Sequence[float]) -> list[list[int]]:
     """Order bins so that the biggest sit in the middle and small ones at both ends.
 
-    Sorted by (total, first index) descending into P0, P1, ... the order is ..., P4, P2, P0, P1, P3, ...: short ends shorten the
-    bubbles of a pipeline, and ranks that order alike run bins of similar size at the same time.
+    Sorted by (total, first index) descending into P0, P1, ... the order is ..., P4, P2, P0, P1, P3, ...: short ends
+    shorten the bubbles of a pipeline, and ranks that order alike run bins of similar size at the same time.
 
     Args:
         bins: Lists of indices; empty ones count as smallest.

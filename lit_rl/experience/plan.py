@@ -1,8 +1,8 @@
 """Decide which rank computes which sequences, in which mini-batch and micro-batch, for a whole iteration.
 
-Position in the flow: collector -> lengths -> **plan** -> shares of the ranks -> loader -> training_step. A pure function of
-lengths, counts and a seed: every rank computes the same plan, so batching needs no collective and nothing can hang on unequal
-counts. Tokens, tensors and devices never come here.
+Position in the flow: collector -> lengths -> **plan** -> shares of the ranks -> loader -> training_step. A pure
+function of lengths, counts and a seed: every rank computes the same plan, so batching needs no collective and nothing
+can hang on unequal counts. Tokens, tensors and devices never come here.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_rl.experience.balance import karmarkar_karp, sequence_workload
-from lit_rl.experience.plan_metrics import plan_metrics
-from lit_rl.experience.plan_units import Costs, Unit, build_units, pack_ranks
+from lit_rl.experience.balance import sequence_workload
+from lit_rl.experience.plan_costs import Costs, plan_metrics
+from lit_rl.experience.plan_units import Unit, build_units, deal_first_pass, deal_later_pass, pack_ranks
 
 MicroBatches = list[list[list[int]]]
 """``[rank][micro_batch]`` lists of sequence indices, ascending; every rank has the same number of micro-batches."""
@@ -27,10 +27,11 @@ class MiniBatchPlan:
     """One optimizer step.
 
     Attributes:
-        micro_batches: ``[rank][micro_batch]`` lists of sequence indices. Empty where a rank has less than others: it then runs a
-            dummy of loss weight zero. No micro-batches at all where the mini-batch is empty.
+        micro_batches: ``[rank][micro_batch]`` lists of sequence indices. Empty where a rank has less than others: it
+            then runs a dummy of loss weight zero. No micro-batches at all where the mini-batch is empty.
         num_loss_tokens: Trained tokens over all ranks; the denominator of token-mean losses.
-        num_sequences: Sequences with at least one trained token, over all ranks; the denominator of sequence-mean losses.
+        num_sequences: Sequences with at least one trained token, over all ranks; the denominator of sequence-mean
+            losses.
         num_groups: Groups of those sequences.
     """
 
@@ -92,9 +93,10 @@ def plan_iteration(
 ) -> IterationPlan:
     """Plan one iteration: mini-batches, ranks, micro-batches and the counts that normalise the losses.
 
-    Any number of sequences goes with any number of ranks and mini-batches. Mini-batches differ by at most one in their number
-    of units (sequences, or groups with shared prompts) and little in work; ranks get equal work within each mini-batch. A
-    micro-batch never exceeds the token budget, and there are as few as were found. A sequence keeps its rank over all epochs.
+    Any number of sequences goes with any number of ranks and mini-batches. Mini-batches differ by at most one in their
+    number of units (sequences, or groups with shared prompts) and little in work; ranks get equal work within each
+    mini-batch. A micro-batch never exceeds the token budget, and there are as few as were found. A sequence keeps its
+    rank over all epochs.
 
     Args:
         lengths: ``[N]`` tokens of each sequence, prompt and response.
@@ -106,13 +108,14 @@ def plan_iteration(
         loss_tokens: ``[N]`` trained tokens; ``None`` takes all after the prompt (all, without ``prompt_lengths``).
         prompt_lengths: ``[N]`` prompt tokens; needed for ``share_prompts``.
         group_ids: ``[N]`` samples of one prompt share an id; ``None`` makes each sequence its own group.
-        share_prompts: The model computes a group's prompt once per micro-batch; whole groups stay in one mini-batch, and on one
-            rank unless they exceed the budget or leave other ranks idle.
-        micro_batch_size: Most sequences of a micro-batch: consecutive runs instead of balanced bins. The budget still holds.
+        share_prompts: The model computes a group's prompt once per micro-batch; whole groups stay in one mini-batch,
+            and on one rank unless they exceed the budget or leave other ranks idle.
+        micro_batch_size: Most sequences of a micro-batch: consecutive runs instead of balanced bins. The budget still
+            holds.
         scoring_max_tokens: Budgets of no-gradient passes by name, for example ``{"old_log_prob": 32768}``.
         sequence_parallel_size: Devices that share one sequence; multiplies every budget.
-        shuffle: Compose the mini-batches of the first pass at random; if not they are consecutive runs of the input. Later passes
-            are always shuffled.
+        shuffle: Compose the mini-batches of the first pass at random; if not they are consecutive runs of the input.
+            Later passes are always shuffled.
         excluded: Indices of failed trajectories; they are on no rank and in no mini-batch.
         workload: Maps an integer array of lengths to work.
 
@@ -124,40 +127,34 @@ def plan_iteration(
     """
     tokens = np.asarray(lengths, dtype=np.int64).reshape(-1)
     prompts = None if prompt_lengths is None else np.asarray(prompt_lengths, dtype=np.int64).reshape(-1)
-    _check_counts(
+    _check_at_least_one(
         world_size=world_size,
         num_mini_batches=num_mini_batches,
         ppo_epochs=ppo_epochs,
+        max_tokens_per_micro_batch=max_tokens,
         sequence_parallel_size=sequence_parallel_size,
         micro_batch_size=1 if micro_batch_size is None else micro_batch_size,
     )
     trained = _trained_tokens(tokens, prompts, loss_tokens)
     group_of = _dense_groups(group_ids, len(tokens))
-    dropped = set(excluded or ())
-    included = [i for i in range(len(tokens)) if i not in dropped]
+    included = _included(tokens, excluded)
     if share_prompts:
-        _check_shared_prompts(prompts, group_ids, group_of, tokens, included)
-    budget = max_tokens * sequence_parallel_size
-    _check_budget(tokens, included, budget, "data.max_tokens_per_micro_batch", max_tokens, sequence_parallel_size)
-    for name, limit in (scoring_max_tokens or {}).items():
-        option = f"scoring_max_tokens[{name!r}]"
-        _check_budget(tokens, included, limit * sequence_parallel_size, option, limit, sequence_parallel_size)
+        _check_shared_prompts(prompts, group_ids, group_of, included)
+    limits = {"data.max_tokens_per_micro_batch": max_tokens}
+    limits.update((f"scoring_max_tokens[{name!r}]", limit) for name, limit in (scoring_max_tokens or {}).items())
+    for option, limit in limits.items():
+        _check_budget(tokens, included, option, limit, sequence_parallel_size)
     costs = Costs.measure(tokens, prompts, group_of, share_prompts, workload)
+    budget = max_tokens * sequence_parallel_size
 
     bundles = _bundles(costs, included, budget, world_size, num_mini_batches, micro_batch_size)
-    rank_of, first_pass = _first_pass(
-        bundles, world_size, num_mini_batches, np.random.default_rng([seed % 2**63, 0]), shuffle
-    )
-    passes = [first_pass]
-    for epoch in range(1, ppo_epochs):
-        rng = np.random.default_rng([seed % 2**63, epoch])
-        passes.append(_later_pass(bundles, rank_of, world_size, num_mini_batches, rng))
+    rngs = [np.random.default_rng([seed % 2**63, epoch]) for epoch in range(ppo_epochs)]
+    first = deal_first_pass(bundles, world_size, num_mini_batches, rngs[0] if shuffle else None)
+    passes = [first, *(deal_later_pass(first, bundles, rng) for rng in rngs[1:])]
     packed = [[pack_ranks(cells, budget, micro_batch_size) for cells in one_pass] for one_pass in passes]
-
-    rank_sequences: list[list[int]] = [[] for _ in range(world_size)]
-    for index, rank in rank_of.items():
-        rank_sequences[rank].append(index)
-    rank_sequences = [sorted(one) for one in rank_sequences]
+    rank_sequences = [
+        sorted(i for cells in first for unit in cells[rank] for i in unit.sequences) for rank in range(world_size)
+    ]
 
     def score(limit: int) -> MicroBatches:
         allowed = limit * sequence_parallel_size
@@ -174,10 +171,6 @@ def plan_iteration(
     )
 
 
-# [mini_batch][rank] units
-_Pass = list[list[list[Unit]]]
-
-
 def _bundles(
     costs: Costs, included: list[int], budget: int, world_size: int, num_mini_batches: int, micro_batch_size: int | None
 ) -> list[list[Unit]]:
@@ -191,109 +184,6 @@ def _bundles(
     for unit in build_units(costs, included, budget, micro_batch_size=micro_batch_size, fair_work=fair_work):
         bundles.setdefault(unit.bundle, []).append(unit)
     return list(bundles.values())
-
-
-def _first_pass(
-    bundles: list[list[Unit]], world_size: int, num_mini_batches: int, rng: np.random.Generator, shuffle: bool
-) -> tuple[dict[int, int], _Pass]:
-    """Deal bundles to mini-batches and the units of each mini-batch to ranks; returns the rank of each sequence as well."""
-    if shuffle:
-        mini_of = _deal(_bundle_work(bundles), num_mini_batches, rng)
-    else:
-        runs = np.array_split(np.arange(len(bundles)), num_mini_batches)
-        mini_of = np.repeat(np.arange(num_mini_batches), [len(run) for run in runs])
-    rank_of: dict[int, int] = {}
-    load = [0.0] * world_size
-    plan: _Pass = []
-    for mini in range(num_mini_batches):
-        units = [unit for i in np.flatnonzero(mini_of == mini).tolist() for unit in bundles[i]]
-        shares = karmarkar_karp([unit.work for unit in units], world_size)
-        cells: list[list[Unit]] = [[] for _ in range(world_size)]
-        # Shares come heaviest first; the rank with the least so far takes the heaviest, which levels the scoring passes.
-        for rank, share in zip(sorted(range(world_size), key=load.__getitem__), shares, strict=True):
-            cells[rank] = [units[i] for i in share]
-            load[rank] += sum(unit.work for unit in cells[rank])
-            rank_of.update((index, rank) for unit in cells[rank] for index in unit.sequences)
-        plan.append(cells)
-    return rank_of, plan
-
-
-def _later_pass(
-    bundles: list[list[Unit]], rank_of: dict[int, int], world_size: int, num_mini_batches: int, rng: np.random.Generator
-) -> _Pass:
-    """Compose mini-batches anew while every unit stays on its rank: spread-out groups first, then rank by rank."""
-    cells: _Pass = [[[] for _ in range(world_size)] for _ in range(num_mini_batches)]
-    loads = np.zeros((world_size, num_mini_batches))
-    counts = np.zeros(num_mini_batches, dtype=np.int64)
-    spread = [bundle for bundle in bundles if len(bundle) > 1]
-    for bundle, mini in zip(spread, _deal(_bundle_work(spread), num_mini_batches, rng).tolist(), strict=True):
-        counts[mini] += 1
-        for unit in bundle:
-            rank = rank_of[unit.sequences[0]]
-            cells[mini][rank].append(unit)
-            loads[rank, mini] += unit.work
-    single: list[list[Unit]] = [[] for _ in range(world_size)]
-    for bundle in bundles:
-        if len(bundle) == 1:
-            single[rank_of[bundle[0].sequences[0]]].append(bundle[0])
-    for rank, units in enumerate(single):
-        work = np.asarray([unit.work for unit in units], dtype=np.float64)
-        mini_of = _deal(work, num_mini_batches, rng, loads[rank], counts)
-        counts += np.bincount(mini_of, minlength=num_mini_batches)
-        for unit, mini in zip(units, mini_of.tolist(), strict=True):
-            cells[mini][rank].append(unit)
-    return cells
-
-
-def _bundle_work(bundles: list[list[Unit]]) -> NDArray[np.float64]:
-    return np.asarray([sum(unit.work for unit in bundle) for bundle in bundles], dtype=np.float64)
-
-
-def _deal(
-    work: NDArray[np.float64],
-    num_parts: int,
-    rng: np.random.Generator,
-    loads: NDArray[np.float64] | None = None,
-    counts: NDArray[np.int64] | None = None,
-) -> NDArray[np.int64]:
-    """Deal items to parts at random, with equal counts and nearly equal work.
-
-    Items of similar work form strata of one item per part. The half of the strata where items differ least is dealt at random;
-    the others, widest first, give their heaviest item to the part that has least. The items left over, the lightest, go to the
-    parts with the fewest, so counts stay within one of each other if they were.
-
-    Args:
-        work: ``[n]`` of each item.
-        num_parts: Parts.
-        rng: Source of the random choices.
-        loads: ``[num_parts]`` work the parts have already.
-        counts: ``[num_parts]`` items the parts have already.
-
-    Returns:
-        ``[n]`` part of each item.
-    """
-    part_of = np.zeros(len(work), dtype=np.int64)
-    loads = np.zeros(num_parts) if loads is None else loads.copy()
-    counts = np.zeros(num_parts, dtype=np.int64) if counts is None else counts.copy()
-    # Shuffled first, so that items of equal work can meet in one part.
-    order = rng.permutation(len(work))
-    order = order[np.argsort(-work[order], kind="stable")]
-    strata = order[: len(work) // num_parts * num_parts].reshape(-1, num_parts)
-    if len(strata):
-        by_spread = np.argsort(work[strata[:, 0]] - work[strata[:, -1]], kind="stable")
-        half = len(strata) // 2
-        for row in by_spread[:half]:
-            members = rng.permutation(strata[row])
-            part_of[members] = np.arange(num_parts)
-            loads += work[members]
-        for row in by_spread[: half - 1 if half else None : -1]:
-            parts = np.lexsort((rng.random(num_parts), loads))
-            part_of[strata[row]] = parts
-            loads[parts] += work[strata[row]]
-    rest = order[strata.size :]
-    parts = np.lexsort((rng.random(num_parts), loads, counts))[: len(rest)]
-    part_of[rest] = parts
-    return part_of
 
 
 def _count(ranks: MicroBatches, trained: list[int], group_of: NDArray[np.int64]) -> MiniBatchPlan:
@@ -337,22 +227,31 @@ def _dense_groups(group_ids: Sequence[Hashable] | None, num_sequences: int) -> N
     return np.asarray([numbers.setdefault(group, len(numbers)) for group in group_ids], dtype=np.int64)
 
 
-def _check_counts(**counts: int) -> None:
+def _included(tokens: NDArray[np.int64], excluded: Collection[int] | None) -> list[int]:
+    dropped = set(excluded or ())
+    unknown = sorted(i for i in dropped if not 0 <= i < len(tokens))
+    if unknown:
+        raise ValueError(f"excluded: {unknown[:5]} are no indices of the {len(tokens)} sequences.")
+    if bool((tokens < 0).any()):
+        raise ValueError(f"lengths: sequence {int(tokens.argmin())} has {tokens.min()} tokens; lengths count from 0.")
+    return [i for i in range(len(tokens)) if i not in dropped]
+
+
+def _check_at_least_one(**counts: int) -> None:
     for name, value in counts.items():
         if value < 1:
             raise ValueError(f"{name}={value}: must be at least 1.")
 
 
-def _check_budget(
-    tokens: NDArray[np.int64], included: list[int], budget: int, option: str, limit: int, sequence_parallel_size: int
-) -> None:
+def _check_budget(tokens: NDArray[np.int64], included: list[int], option: str, limit: int, parallel: int) -> None:
+    budget = limit * parallel
     for index in included:
         if tokens[index] > budget:
-            times = f" (times sequence_parallel_size={sequence_parallel_size})" if sequence_parallel_size > 1 else ""
+            times = f" (times sequence_parallel_size={parallel})" if parallel > 1 else ""
             raise ValueError(
                 f"{option}={limit}{times} is smaller than a sequence: sample {index} has {tokens[index]} tokens, "
-                f"the cap is {budget}. Raise {option} to at least {-(-int(tokens[index]) // sequence_parallel_size)}, or lower "
-                f"the longest prompt and response."
+                f"the cap is {budget}. Raise {option} to at least {-(-int(tokens[index]) // parallel)}, or lower "
+                f"data.max_response_tokens."
             )
 
 
@@ -360,7 +259,6 @@ def _check_shared_prompts(
     prompts: NDArray[np.int64] | None,
     group_ids: Sequence[Hashable] | None,
     group_of: NDArray[np.int64],
-    tokens: NDArray[np.int64],
     included: list[int],
 ) -> None:
     if prompts is None or group_ids is None:
@@ -370,6 +268,7 @@ def _check_shared_prompts(
         expected = seen.setdefault(int(group_of[index]), int(prompts[index]))
         if prompts[index] != expected:
             raise ValueError(
-                f"share_prompts=True: group {group_ids[index]!r} has prompts of {expected} and {prompts[index]} tokens "
-                f"(sample {index}); samples of one group must have the same prompt. Fix group_ids, or use share_prompts=False."
+                f"share_prompts=True: sample {index} has a prompt of {prompts[index]} tokens, others of its group "
+                f"{group_ids[index]!r} have {expected}; samples of one group must have the same prompt. "
+                f"Fix group_ids, or use share_prompts=False."
             )

@@ -59,8 +59,8 @@ def build_units(
     """Cut sequences into units that fit the budget.
 
     Without shared prompts each sequence is a unit. With them a group is one, or several where it exceeds the token
-    budget or ``micro_batch_size``, or holds at least twice ``fair_work``: each part then pays for the prompt again,
-    which is cheaper than idle ranks.
+    budget or ``micro_batch_size``, or is so large that ranks would wait for it: parts then hold about half of
+    ``fair_work``, or up to all of it where that is less than ten prompts, because each part pays for the prompt again.
 
     Args:
         costs: Of all sequences.
@@ -77,12 +77,12 @@ def build_units(
     units = []
     for group in members.values():
         whole = _join(costs, group)
-        num_parts = int(whole.work / fair_work + 1e-9)
+        prompt_tokens, prompt_work = costs.prompt_tokens[group[0]], costs.prompt_work[group[0]]
+        num_parts = int(whole.work / max(fair_work / 2, min(fair_work, 10 * prompt_work)) + 1e-9)
         fits = whole.tokens <= budget and (micro_batch_size is None or len(group) <= micro_batch_size)
         if fits and num_parts < 2:
             units.append(whole)
             continue
-        prompt_tokens, prompt_work = costs.prompt_tokens[group[0]], costs.prompt_work[group[0]]
         parts = pack_bins(
             [costs.work[i] - prompt_work for i in group],
             [costs.tokens[i] - prompt_tokens for i in group],

@@ -1,4 +1,4 @@
-"""The planner as arithmetic: each index once, within the budget, equal counts on every rank, the same plan everywhere."""
+"""The planner as arithmetic: every index once, within the budget, equal counts on every rank, one plan everywhere."""
 
 from __future__ import annotations
 

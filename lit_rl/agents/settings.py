@@ -56,7 +56,7 @@ class AgentSettings:
     agent_loops: dict[str, AgentLoopSpec] = field(default_factory=dict)
     max_response_tokens: int | None = None
     append_end_token: bool = True
-    trajectory_timeout_s: float = 600.0
+    trajectory_timeout_s: float = 1800.0
     reward_timeout_s: float = 600.0
     worker_timeout_s: float = 60.0
     start_timeout_s: float = 180.0

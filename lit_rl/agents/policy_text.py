@@ -42,11 +42,9 @@ def load_policy_text(model_path: str, chat_template_kwargs: dict[str, Any]) -> P
     from lit_rl.data.chat_template import ChatTemplate
 
     tokenizer = AutoTokenizer.from_pretrained(model_path)
-    return PolicyText(
-        tokenizer=tokenizer,
-        chat_template=ChatTemplate(tokenizer, chat_template_kwargs),
-        end_token_ids=end_token_ids(tokenizer.eos_token_id, Path(model_path) / "generation_config.json"),
-    )
+    ends = end_token_ids(tokenizer.eos_token_id, Path(model_path) / "generation_config.json")
+    template = ChatTemplate(tokenizer, template_kwargs=chat_template_kwargs, end_token_ids=sorted(ends))
+    return PolicyText(tokenizer=tokenizer, chat_template=template, end_token_ids=ends)
 
 
 def end_token_ids(tokenizer_end_id: int | None, generation_config: Path) -> frozenset[int]:

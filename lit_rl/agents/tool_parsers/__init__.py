@@ -20,6 +20,7 @@ _PARSERS: dict[str, type[ToolParser]] = {
     "llama3_json": Llama3JsonToolParser,
     "mistral": MistralToolParser,
     "gpt-oss": GptOssToolParser,
+    "gpt_oss": GptOssToolParser,
     "fenced_json": FencedJsonToolParser,
 }
 
@@ -34,8 +35,6 @@ def get_tool_parser(name: str) -> ToolParser:
     Raises:
         ValueError: For anything else.
     """
-    if name in ("gpt_oss", "gpt-oss"):
-        return GptOssToolParser()
     if name in _PARSERS:
         return _PARSERS[name]()
     module_name, _, class_name = name.rpartition(".")
@@ -44,6 +43,7 @@ def get_tool_parser(name: str) -> ToolParser:
     except (ImportError, AttributeError):
         parser_class = None
     if not (isinstance(parser_class, type) and issubclass(parser_class, ToolParser)):
-        raise ValueError(f"Unknown tool parser '{name}'; use one of {sorted(_PARSERS)}, or the path of a ToolParser
-        class.")
+        raise ValueError(
+            f"Unknown tool parser '{name}'; use one of {sorted(_PARSERS)}, or the dotted path of a ToolParser class."
+        )
     return parser_class()

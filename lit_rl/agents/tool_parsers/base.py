@@ -101,7 +101,7 @@ class TaggedToolParser(ToolParser):
             return ParsedMessage(text)
         message = ParsedMessage("")
         kept: list[str] = []
-        kept_from = position = reasoning_from = 0
+        kept_from = position = 0
         while (mark := self._marks.search(text, position)) is not None:
             position = mark.end()
             if mark.group() == "<think>":
@@ -112,15 +112,15 @@ class TaggedToolParser(ToolParser):
             elif mark.group() == "</think>":
                 message.calls.clear()
                 message.malformed.clear()
-                kept, kept_from = [], reasoning_from
+                kept, kept_from = [], 0
             else:
-                end, calls = self.parse_block(text, position, tools, is_truncated)
-                if end is None:
+                block_end, calls = self.parse_block(text, position, tools, is_truncated)
+                if block_end is None:
                     break
-                position = end
+                position = block_end
                 if isinstance(calls, str):
                     message.malformed.append(calls)
-                else:
+                elif calls:
                     message.calls.extend(calls)
                     kept.append(text[kept_from : mark.start()])
                     kept_from = position
@@ -141,7 +141,8 @@ class TaggedToolParser(ToolParser):
             is_truncated: See `ToolParser.parse`.
 
         Returns:
-            Where the block ends (``None``: it does not), and its calls, or the reason why they are unreadable.
+            Where the block ends (``None``: it does not), and its calls, or the reason why they are unreadable. Without
+            calls the block stays in the content.
         """
 
     def join_content(self, text: str, kept: list[str], message: ParsedMessage) -> str:
@@ -196,10 +197,7 @@ def skip_space(text: str, position: int) -> int:
 
 def _strip_end_tokens(content: str, tokenizer: Any) -> str:
     end_tokens = [token for token in getattr(tokenizer, "all_special_tokens", ()) if token]
-    stripped = True
-    while stripped:
-        stripped = False
-        for token in end_tokens:
-            if content.endswith(token):
-                content, stripped = content[: -len(token)], True
-    return content
+    end = len(content)
+    while (token := next((token for token in end_tokens if content.endswith(token, 0, end)), None)) is not None:
+        end -= len(token)
+    return content[:end]

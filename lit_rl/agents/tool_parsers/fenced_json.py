@@ -43,14 +43,4 @@ class FencedJsonToolParser(TaggedToolParser):
                 if isinstance(value, dict) and "name" in value and language and language.group(1) == "tool_call":
                     return end, calls
         end = text.find(_FENCE, start)
-        # An ordinary code block: go on after it, and leave it in the content.
-        return (None, []) if end < 0 else (end + len(_FENCE), _NO_CALL)
-
-    def parse(self, text: str, tools: Sequence[Mapping[str, Any]] | None = None, *, is_truncated: bool = False) -> Any:
-        """See `ToolParser.parse`."""
-        message = super().parse(text, tools, is_truncated=is_truncated)
-        message.malformed = [reason for reason in message.malformed if reason is not _NO_CALL]
-        return message
-
-
-_NO_CALL = "no call"
+        return (None, []) if end < 0 else (end + len(_FENCE), [])

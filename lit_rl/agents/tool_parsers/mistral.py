@@ -14,7 +14,7 @@ from lit_rl.agents.tool_parsers.base import (
     skip_space,
 )
 
-_HEADER = re.compile(r"\s*([\w.\-]+)\s*(?:\[CALL_ID\]\s*([\w\-]+)\s*)?(?:\[ARGS\])?\s*(?=\{)")
+_HEADER = re.compile(r"\s*([\w.\-]+)(?:\[CALL_ID\]([\w\-]+))?(?:\[ARGS\])?\s*(?=\{)")
 
 
 class MistralToolParser(TaggedToolParser):

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
-import logging
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lit_rl.agents.tool_parsers.base import FunctionCall, ParsedMessage, TaggedToolParser
 
-logger = logging.getLogger(__name__)
-
 _FUNCTION = "<function="
 _PARAMETER = "<parameter="
 _STRINGS = ("string", "str", "text", "varchar", "char", "enum")
-_ENDS = re.compile(r"</parameter>|</function>|</tool_call>|<parameter=|<function=|<tool_call>")
 
 
 class Qwen3CoderToolParser(TaggedToolParser):
@@ -96,7 +91,7 @@ def _convert(value: str, kind: str | None) -> Any:
             return {"true": True, "false": False}.get(value.strip().lower(), value)
         if kind in ("object", "array", "dict", "list"):
             return _read_container(value)
-        return ast.literal_eval(value)
+        return _read_literal(value)
     except (ValueError, SyntaxError, OverflowError, TypeError, MemoryError, RecursionError):
         return value
 
@@ -105,4 +100,10 @@ def _read_container(value: str) -> Any:
     try:
         return json.loads(value)
     except ValueError:
-        return ast.literal_eval(value)
+        return _read_literal(value)
+
+
+def _read_literal(value: str) -> Any:
+    literal = ast.literal_eval(value)
+    json.dumps(literal)  # sets, bytes and the like have no JSON form: TypeError
+    return literal

@@ -119,6 +119,7 @@ def test_a_queued_call_that_is_cancelled_never_runs():
         queued = asyncio.ensure_future(threads.run(lambda: ran.append(1)))
         await asyncio.sleep(0.02)
         queued.cancel()
+        await asyncio.gather(queued, return_exceptions=True)
         stop.set()
         await busy
         assert await threads.run(lambda: 3) == 3

@@ -70,7 +70,9 @@ class AgentLoopWorker:
 
         async def roll_out(index: int, request: TrajectoryRequest) -> None:
             try:
-                finished.append((index, await self.roll_out(request, sampling)))
+                trajectory = await self.roll_out(request, sampling)
+                # Looked up only now: the list may have been sent and replaced meanwhile.
+                finished.append((index, trajectory))
             finally:
                 self._slots.release()
 

@@ -65,6 +65,20 @@ def test_results_come_in_input_order_each_once(runtime: Runtime, num_requests: i
     assert sorted(trajectory.row_id for trajectory in finished) == [r.prompt.row_id for r in requests]
 
 
+def test_trajectory_that_runs_while_others_are_sent_is_not_lost() -> None:
+    class SlowOnB(EchoClient):
+        async def generate(self, prompt_ids, sampling, conversation_id):
+            await asyncio.sleep(0.4 if prompt_ids == [11] else 0.0)  # longer than a batch is held back
+            return await super().generate(prompt_ids, sampling, conversation_id)
+
+    async def run() -> list[list[int]]:
+        worker = AgentLoopWorker(AgentSettings(), SlowOnB(), letters())
+        stream = worker.run([request(letter) for letter in "abc"], SamplingParams())
+        return [[index for index, _ in batch] async for batch in stream]
+
+    assert asyncio.run(run()) == [[0, 2], [1]]
+
+
 def test_identity_and_seed_are_those_of_the_request(runtime: Runtime) -> None:
     client = EchoClient()
     wanted = request("a", sample_index=3)

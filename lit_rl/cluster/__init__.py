@@ -1,7 +1,25 @@
 """Worker groups: many workers addressed as one, in Ray actors or in this process."""
 
+from lit_rl.cluster.dispatch import Broadcast, Dispatch, DispatchError, Execute, Mesh, MeshMember, Scatter, dispatch
+from lit_rl.cluster.group_method import WorkerGroupError
 from lit_rl.cluster.handle import WorkerDied, WorkerHandle
 from lit_rl.cluster.runtime import EventLoopThread, Runtime
 from lit_rl.cluster.worker_group import WorkerGroup, find_worker
 
-__all__ = ["EventLoopThread", "Runtime", "WorkerDied", "WorkerGroup", "WorkerHandle", "find_worker"]
+__all__ = [
+    "Broadcast",
+    "Dispatch",
+    "DispatchError",
+    "EventLoopThread",
+    "Execute",
+    "Mesh",
+    "MeshMember",
+    "Runtime",
+    "Scatter",
+    "WorkerDied",
+    "WorkerGroup",
+    "WorkerGroupError",
+    "WorkerHandle",
+    "dispatch",
+    "find_worker",
+]

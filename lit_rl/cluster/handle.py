@@ -29,6 +29,9 @@ class WorkerHandle(Protocol):
     def name(self) -> str:
         """Name of the worker, unique within the runtime."""
 
+    async def ready(self, timeout_s: float) -> None:
+        """Wait until the worker is constructed, at most ``timeout_s`` seconds; raise what its constructor raised."""
+
     async def call(self, method: str, /, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
         """Return what ``method`` returns; ``def`` methods run in a thread, ``async def`` methods on the worker's loop.
 

@@ -161,6 +161,11 @@ def find_actor(name: str, namespace: str) -> RayWorkerHandle:
     return RayWorkerHandle(name, ray.get_actor(name, namespace=namespace))
 
 
+def put(value: Any) -> Any:
+    """Return a reference to a copy of a value in the object store; as an argument of a call it arrives as the value."""
+    return ray.put(value)
+
+
 async def _value(ref: Any) -> Any:
     return await ref
 

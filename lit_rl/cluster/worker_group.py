@@ -11,6 +11,8 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from lit_rl.cluster.dispatch import MeshPosition, find_rules
+from lit_rl.cluster.group_method import GroupMethod
 from lit_rl.cluster.handle import WorkerHandle
 from lit_rl.cluster.inline_backend import InlineWorkerHandle
 from lit_rl.cluster.runtime import Runtime
@@ -20,11 +22,24 @@ Environment = dict[str, str | None]
 
 
 class WorkerGroup:
-    """Workers of one class, in rank order. Use `create`."""
+    """Workers of one class, in rank order. Use `create`.
 
-    def __init__(self, name: str, workers: Sequence[WorkerHandle]) -> None:
+    Methods marked with `dispatch` on the worker's class appear on the group under the same name.
+    """
+
+    def __init__(self, name: str, workers: Sequence[WorkerHandle], worker_cls: type, runtime: Runtime) -> None:
         self.name = name
         self.workers = list(workers)
+        self._runtime = runtime
+        self._mesh_positions: dict[str, list[MeshPosition]] = {}
+        for method, rule in find_rules(worker_cls).items():
+            if hasattr(self, method):
+                raise ValueError(
+                    f"WorkerGroup {name}: {worker_cls.__name__}.{method} is marked with @dispatch, but groups have "
+                    "an attribute of that name; rename the method."
+                )
+            bound = GroupMethod(method, rule, self.workers, runtime.loop, self._get_mesh_positions, self._share)
+            setattr(self, method, bound)
 
     @classmethod
     def create(
@@ -82,7 +97,7 @@ class WorkerGroup:
                     max_concurrency=max_concurrency,
                 )
             )
-        group = cls(name, handles)
+        group = cls(name, handles, worker_cls, runtime)
         runtime.register(group)
         return group
 
@@ -93,7 +108,7 @@ class WorkerGroup:
             TimeoutError: If one is not after ``timeout_s`` seconds; names it.
             Exception: What a constructor raised, in its own type.
         """
-        await asyncio.gather(*(worker.ready(timeout_s) for worker in self.workers))  # type: ignore[attr-defined]
+        await asyncio.gather(*(worker.ready(timeout_s) for worker in self.workers))
 
     async def stop(self, timeout_s: float) -> None:
         """Close and end every worker with its child processes; ``timeout_s`` seconds for closing. Idempotent."""
@@ -101,6 +116,25 @@ class WorkerGroup:
 
     def __len__(self) -> int:
         return len(self.workers)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only reached for names that are not there; tells type checkers that marked methods may be.
+        raise AttributeError(f"WorkerGroup {self.__dict__.get('name')}: no method {name!r} is marked with @dispatch.")
+
+    async def _get_mesh_positions(self, mesh: str) -> list[MeshPosition]:
+        """Ask every worker once where it is in a mesh."""
+        if mesh not in self._mesh_positions:
+            asked = (worker.call("get_mesh_position", mesh, timeout_s=60.0) for worker in self.workers)
+            self._mesh_positions[mesh] = list(await asyncio.gather(*asked))
+        return self._mesh_positions[mesh]
+
+    async def _share(self, value: Any) -> Any:
+        """Return what stands for a value that several workers get: with Ray, one copy in the object store."""
+        if self._runtime.backend == "inline":
+            return value
+        from lit_rl.cluster.ray_backend import put
+
+        return await asyncio.to_thread(put, value)
 
 
 def find_worker(runtime: Runtime, name: str) -> WorkerHandle:

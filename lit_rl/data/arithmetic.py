@@ -1,8 +1,8 @@
 """Generate arithmetic questions with checkable answers: the task that needs no files.
 
-Position in the flow: **prompt source** -> prompt cursor -> agent loops; `parse_answer` and `is_well_formed` are the rule
-that the reward of data source ``arithmetic`` applies. Nothing here is read from disk, and the same settings give the
-same rows on every machine.
+Position in the flow: **prompt source** -> prompt cursor -> agent loops; `parse_answer` and `is_well_formed` are the
+rule that the reward of data source ``arithmetic`` applies. Nothing here is read from disk, and the same settings give
+the same rows on every machine.
 """
 
 from __future__ import annotations

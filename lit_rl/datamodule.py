@@ -1,0 +1,351 @@
+"""The rollout side of a run: rows in, experience out, and everything that lives and dies with it.
+
+`RolloutDataModule` owns the cursor over the training rows, the runtime with its managers (replicas, reward workers, agent loops), and
+the collector. It knows nothing of the module that learns; weights come to the replicas through the WeightSync callback.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import lightning as L
+
+from lit_rl.agents import AgentLoopManager, AgentSettings
+from lit_rl.cluster import Runtime
+from lit_rl.data import PromptCursor, PromptSource
+from lit_rl.data.chat_template import ChatTemplate
+from lit_rl.data.overlong import drop_overlong
+from lit_rl.experience.batch import Experience
+from lit_rl.experience.collector import Collector
+from lit_rl.experience.evaluation import EvaluationLoader
+from lit_rl.experience.loader import ExperienceLoader
+from lit_rl.experience.progress import PhaseProgress
+from lit_rl.models import load_tokenizer, resolve_model
+from lit_rl.rewards import RewardLoopManager, RewardSettings, has_scorer
+from lit_rl.serving import LLMServerManager, ServingSettings
+from lit_rl.types import Prompt, SamplingParams, Trajectory
+from lit_rl.weight_sync.publisher import WeightPublisher
+
+log = logging.getLogger(__name__)
+
+
+class RolloutDataModule(L.LightningDataModule):
+    """Rolls out trajectories with the current policy and serves them as mini-batches."""
+
+    def __init__(
+        self,
+        model_name: str,
+        train_data: PromptSource,
+        val_data: PromptSource | None = None,
+        test_data: PromptSource | None = None,
+        prompts_per_iteration: int = 16,
+        group_size: int = 8,
+        num_mini_batches: int = 1,
+        ppo_epochs: int = 1,
+        max_tokens_per_micro_batch: int = 4096,
+        micro_batch_size: int | None = None,
+        share_prompts: bool = True,
+        max_prompt_tokens: int = 512,
+        max_response_tokens: int = 512,
+        sampling: SamplingParams | None = None,
+        val_sampling: SamplingParams | None = None,
+        val_samples_per_row: int = 1,
+        agents: AgentSettings | None = None,
+        rewards: RewardSettings | None = None,
+        serving: ServingSettings | None = None,
+        backend: str = "ray",
+        max_staleness: int = 0,
+        shuffle: bool = True,
+        seed: int = 0,
+        num_cpus: int | None = None,
+        rollout_timeout_s: float = 3600.0,
+        verbose: bool = False,
+    ) -> None:
+        """Keep the options and check what can be checked; nothing starts before `setup`.
+
+        Args:
+            model_name: The policy's name, for tokenizer and replicas.
+            train_data: Rows to learn from.
+            val_data: Rows of ``validate`` and of validation during ``fit``.
+            test_data: Rows of ``test``.
+            prompts_per_iteration: Rows per iteration, at least 1.
+            group_size: Trajectories per row, at least 1.
+            num_mini_batches: Optimizer steps per pass over an iteration's experience.
+            ppo_epochs: Passes over an iteration's experience.
+            max_tokens_per_micro_batch: Most tokens of one forward and backward pass.
+            micro_batch_size: Most trajectories of one; ``null`` leaves it to the token budget.
+            share_prompts: Compute the prompt of a group once per micro-batch (needs an attention that takes a mask).
+            max_prompt_tokens: Rows with longer prompts are left out and counted.
+            max_response_tokens: Most tokens after the prompt.
+            sampling: Training sampling; its ``max_tokens`` is ``max_response_tokens``.
+            val_sampling: Sampling of validation, test and predict; greedy by default.
+            val_samples_per_row: Trajectories per row in validation and test.
+            agents: Agent loops and their workers.
+            rewards: Reward functions and their workers.
+            serving: Replicas.
+            backend: ``ray`` (worker processes) or ``inline`` (everything in this process; for debugging and tests).
+            max_staleness: Policy versions a trajectory may be old. Only 0, strictly on-policy, is built.
+            shuffle: Use training rows in a random order, a new one each pass.
+            seed: Root of row order and of all sampling seeds.
+            num_cpus: Cores Ray may count on, where a local Ray is started; ``null`` takes what the machine has.
+            rollout_timeout_s: Longest rollout of one iteration, in seconds.
+            verbose: Show the logs of Ray and the engines.
+        """
+        super().__init__()
+        _check_options(prompts_per_iteration, group_size, num_mini_batches, ppo_epochs, backend, max_staleness)
+        self.model_name = model_name
+        self.sources = {"train": train_data, "val": val_data, "test": test_data}
+        self.prompts_per_iteration = prompts_per_iteration
+        self.group_size = group_size
+        self.num_mini_batches = num_mini_batches
+        self.ppo_epochs = ppo_epochs
+        self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
+        self.micro_batch_size = micro_batch_size
+        self.share_prompts = share_prompts
+        self.max_prompt_tokens = max_prompt_tokens
+        self.max_response_tokens = max_response_tokens
+        self.sampling = _limited(sampling or SamplingParams(), max_response_tokens)
+        self.val_sampling = _limited(val_sampling or SamplingParams(temperature=0.0), max_response_tokens)
+        self.val_samples_per_row = val_samples_per_row
+        self.agents = agents or AgentSettings()
+        self.rewards = rewards or RewardSettings()
+        self.serving = serving or ServingSettings()
+        self.backend = backend
+        self.shuffle = shuffle
+        self.seed = seed
+        self.num_cpus = num_cpus
+        self.rollout_timeout_s = rollout_timeout_s
+        self.verbose = verbose
+        if self.sampling.temperature <= 0:
+            raise ValueError(
+                f"data.sampling.temperature={self.sampling.temperature} must be above 0: a greedy policy explores nothing. "
+                f"Greedy validation is data.val_sampling."
+            )
+
+        self.phase = PhaseProgress()
+        self.last_validation_trajectories: list[Trajectory] = []
+        self.servers: LLMServerManager | None = None
+        self._rows: dict[str, list[Prompt]] = {}
+        self._cursor: PromptCursor | None = None
+        self._runtime: Runtime | None = None
+        self._managers: list[Any] = []
+        self._collector: Collector | None = None
+        self._tokenizer: Any = None
+
+    # Lightning's hooks.
+
+    def setup(self, stage: str) -> None:
+        """Read and check the rows, then start replicas, reward workers and agent workers, in that order."""
+        self._check_trainer()
+        self._load_rows(stage)
+        if self._collector is None:
+            try:
+                self._start()
+            except BaseException:
+                self._stop()
+                raise
+
+    def train_dataloader(self) -> ExperienceLoader:
+        """One pass over it is one iteration."""
+        return ExperienceLoader(self._collect, self.ppo_epochs, self.num_mini_batches)
+
+    def val_dataloader(self) -> EvaluationLoader | list[Any]:
+        """One item per data source of the validation rows."""
+        return self._evaluation_loader("val")
+
+    def test_dataloader(self) -> EvaluationLoader | list[Any]:
+        """One item per data source of the test rows."""
+        return self._evaluation_loader("test")
+
+    def predict_dataloader(self) -> EvaluationLoader | list[Any]:
+        """The test rows, or the validation rows where there are none."""
+        return self._evaluation_loader("test" if self.sources["test"] is not None else "val")
+
+    def teardown(self, stage: str) -> None:
+        """Stop everything."""
+        self._stop()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Stop everything: Lightning calls no `teardown` after an exception (2.6)."""
+        self._stop()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The cursor over the training rows; it is the same on every rank."""
+        return {} if self._cursor is None else {"cursor": self._cursor.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where the checkpoint was."""
+        if self._cursor is not None and "cursor" in state_dict:
+            self._cursor.load_state_dict(state_dict["cursor"])
+
+    # What callbacks use.
+
+    @property
+    def runtime(self) -> Runtime:
+        """The running cluster."""
+        if self._runtime is None:
+            raise RuntimeError("RolloutDataModule: the runtime is there between setup and teardown.")
+        return self._runtime
+
+    @property
+    def last_trajectories(self) -> list[Trajectory]:
+        """All trajectories of the last iteration, failed ones included."""
+        return [] if self._collector is None else self._collector.last_trajectories
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of token ids, special tokens included."""
+        return str(self._tokenizer.decode(token_ids))
+
+    # Rows.
+
+    def _load_rows(self, stage: str) -> None:
+        wanted = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("test", "val")}[stage]
+        path = resolve_model(self.model_name)
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(path)
+        template = ChatTemplate(self._tokenizer, template_kwargs=self.agents.chat_template_kwargs)
+        for name in wanted:
+            source = self.sources[name]
+            if source is None or name in self._rows:
+                continue
+            kept = drop_overlong(source, template, self.max_prompt_tokens, name=f"data.{name}_data")
+            self._check_scorers(name, kept)
+            self._rows[name] = kept
+        if stage == "fit" and self._cursor is None:
+            self._cursor = PromptCursor(
+                num_rows=len(self._rows["train"]), seed=self.seed, shuffle=self.shuffle, row_ids=[r.row_id for r in self._rows["train"]]
+            )
+
+    def _check_scorers(self, name: str, rows: list[Prompt]) -> None:
+        """A row that nothing can score should fail now, not in the middle of training."""
+        if not self.rewards.dispatches_by_data_source():
+            return
+        unknown = sorted({row.data_source for row in rows if not has_scorer(row.data_source)})
+        if unknown:
+            raise ValueError(
+                f"data.{name}_data: no scorer for data_source {', '.join(map(repr, unknown))}. "
+                f"Name your own reward function in data.rewards.function."
+            )
+
+    def _evaluation_loader(self, name: str) -> EvaluationLoader | list[Any]:
+        rows = self._rows.get(name)
+        if not rows:
+            return []
+        sources = sorted({row.data_source for row in rows})
+
+        def evaluate(data_source: str) -> list[Trajectory]:
+            assert self._collector is not None
+            if data_source == sources[0]:
+                self.last_validation_trajectories = []
+            trajectories = self._collector.evaluate(
+                [row for row in rows if row.data_source == data_source],
+                self.val_sampling,
+                samples_per_row=self.val_samples_per_row,
+            )
+            self.last_validation_trajectories += trajectories
+            return trajectories
+
+        return EvaluationLoader(sources, evaluate)
+
+    # Rollouts.
+
+    def _collect(self) -> Experience:
+        assert self._collector is not None
+        assert self._cursor is not None
+        iteration = self.trainer.current_epoch if self.trainer is not None else 0
+        # Before anything is yielded: Lightning never resumes a sized loader after its last item (2.6).
+        numbers = self._cursor.next(self.prompts_per_iteration)
+        return self._collector.collect(
+            iteration,
+            [self._rows["train"][number] for number in numbers],
+            self.sampling,
+            group_size=self.group_size,
+            num_mini_batches=self.num_mini_batches,
+            ppo_epochs=self.ppo_epochs,
+            max_tokens=self.max_tokens_per_micro_batch,
+            micro_batch_size=self.micro_batch_size,
+            share_prompts=self.share_prompts,
+        )
+
+    # Start and stop.
+
+    def _check_trainer(self) -> None:
+        if self.trainer is None:
+            return
+        if self.trainer.world_size > 1:
+            raise ValueError(
+                f"trainer.devices: the run has {self.trainer.world_size} training processes; this version trains in one."
+            )
+        if not any(isinstance(callback, WeightPublisher) for callback in self.trainer.callbacks):
+            raise ValueError(
+                "Nothing brings the policy's weights into the replicas: is the WeightSync callback in trainer.callbacks? "
+                "Add {class_path: lit_rl.callbacks.WeightSync}."
+            )
+
+    def _start(self) -> None:
+        model = resolve_model(self.model_name)
+        max_model_len = self.serving.max_model_len or self.max_prompt_tokens + self.max_response_tokens
+        gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+        runtime = self._runtime = Runtime(backend=self.backend, num_cpus=self.num_cpus, verbose=self.verbose)  # type: ignore[arg-type]
+        runtime.start()
+        servers = LLMServerManager(runtime, self.serving, model, max_model_len, gpu=gpu, verbose=self.verbose)
+        rewards = RewardLoopManager(runtime, self.rewards)
+        self._managers = [rewards, servers]
+        start_s = self.serving.start_timeout_s
+        runtime.loop.run(servers.start(), timeout_s=start_s + 60, what=f"{self.serving.num_replicas} replicas to start")
+        runtime.loop.run(rewards.start(), timeout_s=start_s, what="reward workers to start")
+        agents = AgentLoopManager(runtime, self.agents, servers.client(), model, rewards.handles)
+        self._managers.insert(0, agents)
+        runtime.loop.run(agents.start(), timeout_s=start_s, what="agent-loop workers to start")
+        self.servers = servers
+        self._collector = Collector(
+            runtime=runtime,
+            agents=agents,
+            servers=servers,
+            phase=self.phase,
+            seed=self.seed,
+            timeout_s=self.rollout_timeout_s,
+        )
+
+    def _stop(self) -> None:
+        """Stop managers and runtime; safe to call twice."""
+        runtime, self._runtime = self._runtime, None
+        managers, self._managers = self._managers, []
+        self.servers = self._collector = None
+        if runtime is None:
+            return
+        for manager in managers:
+            try:
+                runtime.loop.run(manager.stop(), timeout_s=30.0, what=f"{type(manager).__name__} to stop")
+            except Exception as error:
+                # The runtime ends what is left; an error here must not keep it from doing so.
+                log.warning("%s did not stop cleanly: %s", type(manager).__name__, error)
+        runtime.stop()
+
+
+def _limited(sampling: SamplingParams, max_response_tokens: int) -> SamplingParams:
+    """The sampling with the data's response limit, which is the one setting for it."""
+    from dataclasses import replace
+
+    return replace(sampling, max_tokens=max_response_tokens)
+
+
+def _check_options(
+    prompts_per_iteration: int, group_size: int, num_mini_batches: int, ppo_epochs: int, backend: str, max_staleness: int
+) -> None:
+    counts = {
+        "prompts_per_iteration": prompts_per_iteration,
+        "group_size": group_size,
+        "num_mini_batches": num_mini_batches,
+        "ppo_epochs": ppo_epochs,
+    }
+    for name, value in counts.items():
+        if value < 1:
+            raise ValueError(f"data.{name}={value} must be at least 1.")
+    if backend not in ("ray", "inline"):
+        raise ValueError(f"data.backend={backend!r} must be 'ray' or 'inline'.")
+    if max_staleness != 0:
+        raise ValueError(
+            f"data.max_staleness={max_staleness}: only 0 (strictly on-policy) is built; asynchronous collection is not there yet."
+        )

@@ -1,0 +1,1 @@
+"""Numbers for loggers: of rollouts, of updates, and of validations."""

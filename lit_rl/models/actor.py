@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from lit_rl.models.backbone import check_head, packed_hidden_states, prepare_network
 from lit_rl.models.packing import PackedSequences, unpack
 from lit_rl.models.token_logprobs import token_logprobs
 from lit_rl.models.working_copy import Bf16WorkingCopy
@@ -48,8 +48,8 @@ class Actor(nn.Module):
         self, network: PreTrainedModel, *, gradient_checkpointing: bool = False, chunk_size: int = 1024
     ) -> None:
         super().__init__()
-        _check_head(network)
-        _switch_off_dropout(network)
+        check_head(network)
+        prepare_network(network)
         if gradient_checkpointing:
             network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.network = network
@@ -90,84 +90,10 @@ class Actor(nn.Module):
 def score_packed(
     network: PreTrainedModel, packed: PackedSequences, temperature: float, with_entropy: bool, chunk_size: int = 1024
 ) -> TokenScores:
-    """Run ``network`` on a packed row and score its wanted tokens; see `Actor.forward`.
-
-    Raises:
-        ValueError: If the row shares prompts and the network's attention cannot take a mask, or would not apply its
-            sliding window to it.
-    """
-    mask = None
-    if packed.attention_mask is not None:
-        _check_mask_is_honoured(network, packed)
-        mask = _additive_mask(packed.attention_mask, network)
-    output = network.base_model(
-        input_ids=packed.input_ids, position_ids=packed.position_ids, attention_mask=mask, use_cache=False
-    )
-    hidden = output.last_hidden_state[0].index_select(0, packed.source_index)  # [S, D]
+    """Run ``network`` on a packed row and score its wanted tokens; see `Actor.forward`."""
+    hidden = packed_hidden_states(network, packed)  # [S, D]
     weight = network.get_output_embeddings().weight
     scores = token_logprobs(hidden, weight, packed.target_ids, temperature, chunk_size, with_entropy)
     if isinstance(scores, tuple):
         return TokenScores(logprobs=unpack(scores[0], packed), entropies=unpack(scores[1], packed))
     return TokenScores(logprobs=unpack(scores, packed), entropies=None)
-
-
-def _additive_mask(mask: Tensor, network: PreTrainedModel) -> Tensor:
-    """Turn True into 0 and False into the most negative number, in the dtype attention computes in."""
-    device_type = mask.device.type
-    dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else network.dtype
-    # Made once here: given a boolean mask, the kernel would convert it in every layer.
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
-
-
-def _check_mask_is_honoured(network: PreTrainedModel, packed: PackedSequences) -> None:
-    attention = network.config._attn_implementation
-    if attention not in ("sdpa", "eager"):
-        raise ValueError(
-            f"share_prompts=True needs an attention that takes a mask (sdpa or eager), the model uses {attention!r}. "
-            "Load it with attn_implementation='sdpa', or set share_prompts=False."
-        )
-    window = getattr(network.config.get_text_config(), "sliding_window", None)
-    longest = int(packed.position_ids.max()) + 1
-    if window is not None and longest > window:
-        # transformers takes a 4-D mask as it is for every layer (5.19), also for those with a window.
-        raise ValueError(
-            f"share_prompts=True cannot be combined with sliding-window attention: a sequence has {longest} tokens, "
-            f"the window {window}. Set share_prompts=False."
-        )
-
-
-def _switch_off_dropout(network: nn.Module) -> None:
-    for module in network.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name, value in vars(module).items():
-            if "dropout" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
-
-
-def _check_head(network: PreTrainedModel) -> None:
-    """Refuse heads that do more than a matrix product, by what the configuration says and by trying it."""
-    name = type(network).__name__
-    config = network.config.get_text_config()
-    for option, neutral in {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}.items():
-        if getattr(config, option, neutral) not in (None, neutral):
-            raise ValueError(
-                f"{name} changes its logits with {option}={getattr(config, option)}, which lit_rl does not reproduce: "
-                f"log-probs would be wrong. Choose another model, or set {option} to {neutral} in its configuration."
-            )
-    head = network.get_output_embeddings()
-    if not isinstance(head, nn.Linear) or head.bias is not None:
-        raise ValueError(f"{name} has no plain linear head without bias ({head}); lit_rl cannot compute its log-probs.")
-    if head.weight.is_meta:
-        return
-    was_training = network.training
-    network.eval()
-    with torch.no_grad():
-        ids = torch.arange(2, device=head.weight.device)[None]
-        expected = network(input_ids=ids, use_cache=False).logits
-        actual = head(network.base_model(input_ids=ids, use_cache=False).last_hidden_state)
-    network.train(was_training)
-    if not torch.allclose(actual, expected, rtol=1e-2, atol=1e-2):
-        raise ValueError(
-            f"The logits of {name} are not hidden states times its head; lit_rl cannot compute its log-probs."
-        )

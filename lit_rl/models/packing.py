@@ -10,13 +10,51 @@ Nothing here knows a model, a device or a loss. How many sequences go into a row
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 TokenIds = Sequence[int] | Tensor
 
-_PROMPT_BRANCH = -1
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of a row whose tokens see each other causally, and all of one earlier stretch.
+
+    Attributes:
+        start: First position.
+        end: One past the last position.
+        context: Start and end of the prompt it continues, where that is not in the segment itself.
+    """
+
+    start: int
+    end: int
+    context: tuple[int, int] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the segment itself."""
+        return self.end - self.start
+
+    @property
+    def num_keys(self) -> int:
+        """Tokens it sees: those of its context and its own."""
+        return self.num_tokens + (self.context[1] - self.context[0] if self.context else 0)
+
+    def select_keys(self, values: Tensor, dim: int) -> Tensor:
+        """Return what it sees of ``values`` along axis ``dim``, context first."""
+        own = values.narrow(dim, self.start, self.num_tokens)
+        if self.context is None:
+            return own
+        return torch.cat([values.narrow(dim, self.context[0], self.context[1] - self.context[0]), own], dim)
+
+    def add_to_keys(self, total: Tensor, share: Tensor, dim: int) -> None:
+        """Add ``share``, laid out as `select_keys` returns it, to ``total`` in place."""
+        num_context = self.num_keys - self.num_tokens
+        if self.context is not None:
+            total.narrow(dim, self.context[0], num_context).add_(share.narrow(dim, 0, num_context))
+        total.narrow(dim, self.start, self.num_tokens).add_(share.narrow(dim, num_context, self.num_tokens))
 
 
 class PackedSequences:
@@ -28,8 +66,7 @@ class PackedSequences:
         input_ids: ``[1, L]`` int64.
         position_ids: ``[1, L]`` int64; starts again at 0 with each sequence. Where a prompt is shared, each of its
             responses continues from the prompt's length.
-        attention_mask: ``[1, 1, L, L]`` bool, True where the query (third axis) may see the key (last axis). ``None``
-            where no prompt is shared: transformers then reads the borders of the sequences from ``position_ids``.
+        segments: Cover the row in order, and say who sees whom.
         source_index: ``[S]`` int64, position in the row whose hidden state predicts each wanted token.
         target_ids: ``[S]`` int64, the wanted tokens.
         row_index: ``[S]`` int64, sequence of each wanted token, in [0, B).
@@ -42,7 +79,7 @@ class PackedSequences:
         *,
         input_ids: Tensor,
         position_ids: Tensor,
-        attention_mask: Tensor | None,
+        segments: tuple[Segment, ...],
         source_index: Tensor,
         target_ids: Tensor,
         row_index: Tensor,
@@ -51,7 +88,7 @@ class PackedSequences:
     ) -> None:
         self.input_ids = input_ids
         self.position_ids = position_ids
-        self.attention_mask = attention_mask
+        self.segments = segments
         self.source_index = source_index
         self.target_ids = target_ids
         self.row_index = row_index
@@ -68,12 +105,32 @@ class PackedSequences:
         """Tokens the head scores, S."""
         return self.target_ids.shape[0]
 
+    @property
+    def has_shared_prompts(self) -> bool:
+        """Whether ``position_ids`` alone do not tell who sees whom."""
+        return any(segment.context for segment in self.segments)
+
+    @property
+    def attention_mask(self) -> Tensor | None:
+        """``[1, 1, L, L]`` bool on the row's device, True where a query (third axis) sees a key (last axis).
+
+        ``None`` where no prompt is shared: transformers then reads the borders of sequences from ``position_ids``.
+        """
+        if not self.has_shared_prompts:
+            return None
+        mask = torch.zeros(self.num_tokens, self.num_tokens, dtype=torch.bool)
+        for segment in self.segments:
+            if segment.context:
+                mask[segment.start : segment.end, slice(*segment.context)] = True
+            mask[segment.start : segment.end, segment.start : segment.end] = True
+        return mask.tril_()[None, None].to(self.input_ids.device)
+
     def to(self, device: torch.device | str) -> PackedSequences:
         """Return a copy on ``device``."""
         return PackedSequences(
             input_ids=self.input_ids.to(device),
             position_ids=self.position_ids.to(device),
-            attention_mask=None if self.attention_mask is None else self.attention_mask.to(device),
+            segments=self.segments,
             source_index=self.source_index.to(device),
             target_ids=self.target_ids.to(device),
             row_index=self.row_index.to(device),
@@ -98,9 +155,8 @@ def pack(
         response_mask: B masks as long as the responses, non-zero where the token's log-prob is wanted.
         group_ids: B numbers, equal for samples of one prompt. ``None`` lets equal neighbouring prompts count as one
             group.
-        share_prompts: Compute the prompt of neighbouring sequences of one group once. Needs an attention implementation
-            that takes a mask (``sdpa``, ``eager``), and pays where a row holds one group: the attention of a masked row
-            grows with its square.
+        share_prompts: Compute the prompt of neighbouring sequences of one group once. Needs ``sdpa`` or ``eager``
+            attention. On a GPU the row is masked, so that its attention grows with the square of all its tokens.
 
     Returns:
         The row, on CPU. With no wanted token it holds one filler token, so that a rank without work can still take part
@@ -133,72 +189,53 @@ def unpack(values: Tensor, packed: PackedSequences) -> Tensor:
     return padded.index_put((packed.row_index, packed.column_index), values)
 
 
-def tree_mask(run_ids: Tensor, branch_ids: Tensor) -> Tensor:
-    """Compute which tokens see which, in a row of prompts that are each followed by several responses.
-
-    Args:
-        run_ids: ``[L]``, one number for a prompt and all its responses.
-        branch_ids: ``[L]``, one number per response, -1 for prompt tokens.
-
-    Returns:
-        ``[L, L]`` bool: a token sees earlier tokens (and itself) of its prompt and of its own response.
-    """
-    same_run = run_ids[:, None] == run_ids[None, :]
-    same_branch = branch_ids[:, None] == branch_ids[None, :]
-    return (same_run & (same_branch | (branch_ids == _PROMPT_BRANCH)[None, :])).tril_()
-
-
 class _Row:
     """The row while it grows."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
         self.positions: list[int] = []
-        self.runs: list[int] = []
-        self.branches: list[int] = []
+        self.segments: list[Segment] = []
         self.sources: list[int] = []
         self.targets: list[int] = []
         self.rows: list[int] = []
         self.columns: list[int] = []
         self.prompt: list[int] | None = None
         self.group: int | None = None
+        self.prompt_start = 0
         self.prompt_end = 0
-        self.num_runs = 0
-        self.has_shared_prompt = False
 
     def add(
         self, index: int, prompt: list[int], response: list[int], wanted: list[int], group: int | None, share: bool
     ) -> None:
         """Append a sequence, or only its response where its prompt is the one laid down last."""
-        if share and prompt == self.prompt and group == self.group:
-            self.has_shared_prompt = True
-        else:
-            self.num_runs += 1
-            self._extend(prompt, first_position=0, branch=_PROMPT_BRANCH)
-            self.prompt, self.group, self.prompt_end = prompt, group, len(self.ids)
+        is_shared = share and prompt == self.prompt and group == self.group
+        segment_start = len(self.ids)
+        if not is_shared:
+            self.prompt, self.group = prompt, group
+            self._extend(prompt, first_position=0)
+            self.prompt_start, self.prompt_end = segment_start, len(self.ids)
         start = len(self.ids)
         # The last wanted token is a target only: its own hidden state predicts nothing that is wanted.
-        self._extend(response[: wanted[-1]], first_position=len(prompt), branch=index)
+        self._extend(response[: wanted[-1]], first_position=len(prompt))
+        if len(self.ids) > segment_start:
+            context = (self.prompt_start, self.prompt_end) if is_shared else None
+            self.segments.append(Segment(segment_start, len(self.ids), context))
         self.sources += [start + column - 1 if column else self.prompt_end - 1 for column in wanted]
         self.targets += [response[column] for column in wanted]
         self.rows += [index] * len(wanted)
         self.columns += wanted
 
-    def _extend(self, ids: list[int], first_position: int, branch: int) -> None:
+    def _extend(self, ids: list[int], first_position: int) -> None:
         self.ids += ids
         self.positions += range(first_position, first_position + len(ids))
-        self.runs += [self.num_runs] * len(ids)
-        self.branches += [branch] * len(ids)
 
     def finish(self, shape: tuple[int, int]) -> PackedSequences:
         """Turn the lists into tensors."""
-        mask = None
-        if self.has_shared_prompt:
-            mask = tree_mask(torch.tensor(self.runs), torch.tensor(self.branches))[None, None]
         return PackedSequences(
             input_ids=torch.tensor([self.ids or [0]]),
             position_ids=torch.tensor([self.positions or [0]]),
-            attention_mask=mask,
+            segments=tuple(self.segments) or (Segment(0, 1),),
             source_index=torch.tensor(self.sources, dtype=torch.int64),
             target_ids=torch.tensor(self.targets, dtype=torch.int64),
             row_index=torch.tensor(self.rows, dtype=torch.int64),

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lit_rl.models.actor import score_packed
+from lit_rl.models.backbone import prepare_network
 from lit_rl.models.packing import PackedSequences
 
 
@@ -27,6 +28,7 @@ class Reference:
 
     def __init__(self, network: PreTrainedModel, *, dtype: torch.dtype | None = None, chunk_size: int = 1024) -> None:
         self.network = network.requires_grad_(False).eval()
+        prepare_network(network)
         self.chunk_size = chunk_size
         if dtype is not None:
             # Not network.to(dtype): that would round the rotary frequencies, which are a float32 buffer.

@@ -43,9 +43,10 @@ def all_wanted() -> list[list[int]]:
     return [[1] * len(response) for response in RESPONSES]
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("share_prompts", [True, False])
-def test_packed_scores_and_gradients_equal_separate_forwards(share_prompts: bool) -> None:
-    network = tiny_llama()
+def test_packed_scores_and_gradients_equal_separate_forwards(share_prompts: bool, attention: str) -> None:
+    network = tiny_llama(attn_implementation=attention)
     weights = torch.randn(len(PROMPTS), 5)
     expected = separate_logprobs(network, temperature=0.8)
     expected_grads = torch.autograd.grad((expected * weights).sum(), list(network.parameters()))

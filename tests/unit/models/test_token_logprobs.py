@@ -15,8 +15,8 @@ def plain(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 
 
 def inputs(num_tokens: int = 37, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(num_tokens, 16, generator=generator).to(dtype).requires_grad_()
-    weight = torch.randn(101, 16, generator=generator).to(dtype).requires_grad_()
+    hidden = (0.5 * torch.randn(num_tokens, 16, generator=generator)).to(dtype).requires_grad_()
+    weight = (0.5 * torch.randn(101, 16, generator=generator)).to(dtype).requires_grad_()
     return hidden, weight, torch.randint(101, (num_tokens,), generator=generator)
 
 
@@ -43,7 +43,7 @@ def test_values_and_gradients_equal_plain_ones(
     monkeypatch.setattr(module, "_KEPT_LOGITS_BYTES", kept_bytes)
     monkeypatch.setattr(module, "_CPU_BLOCK_BYTES", 3 * 101 * 4)
     hidden, weight, targets = inputs()
-    upstream = torch.randn(2, 37)
+    upstream = torch.rand(2, 37, generator=torch.Generator().manual_seed(1))
     expected = plain(hidden, weight, targets, 0.7)
     expected_grads = torch.autograd.grad((torch.stack(expected) * upstream).sum(), (hidden, weight))
 
@@ -56,7 +56,7 @@ def test_values_and_gradients_equal_plain_ones(
 
 def test_gradient_of_logprobs_alone() -> None:
     hidden, weight, targets = inputs()
-    upstream = torch.randn(37)
+    upstream = torch.rand(37, generator=torch.Generator().manual_seed(1))
     expected = torch.autograd.grad((plain(hidden, weight, targets)[0] * upstream).sum(), (hidden, weight))
 
     actual = torch.autograd.grad((token_logprobs(hidden, weight, targets) * upstream).sum(), (hidden, weight))

@@ -1,7 +1,7 @@
 """Run the benchmarks by group and print one JSON object of all their numbers as the last line.
 
-Each group runs in a process of its own, with one thread per process, so that no group sees what another left behind. A group
-that fails is named and makes the exit status 1; the others still run and their numbers are still printed.
+Each group runs in a process of its own, with one thread per process, so that no group sees what another left behind. A
+group that fails is named and makes the exit status 1; the others still run and their numbers are still printed.
 
 Run: python bench/run.py, or python bench/run.py --only engine
 """

@@ -30,7 +30,7 @@ def group_relative(rewards: Tensor, group_ids: Tensor, *, normalize_std: bool = 
     Raises:
         ValueError: If shapes or dtypes are wrong, or a reward is NaN or infinite.
 
-    Source: arXiv:2402.03300, section 4.1.2; without division arXiv:2503.20783, section 3.2.
+    Source: arXiv:2402.03300, section 4.1.2; without division arXiv:2503.20783.
     """
     check_grouped(rewards, group_ids)
     groups = Groups.from_ids(group_ids)

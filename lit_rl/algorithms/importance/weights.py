@@ -62,7 +62,7 @@ def truncated_importance_weights(
     Returns:
         ``[B, T]`` of the dtype of ``logprobs``.
 
-    Source: token level arXiv:2508.10293 (FlashRL); truncation Ionides, 2008.
+    Source: E. Ionides, "Truncated importance sampling", 2008; for rollouts arXiv:2505.24034.
     """
     if cap <= 0:
         raise ValueError(f"cap={cap} must be above 0; 2.0 is usual.")

@@ -42,7 +42,7 @@ def clipped_policy_loss(
     Raises:
         ValueError: If shapes differ or a clip ratio is out of range.
 
-    Source: arXiv:1707.06347, eq. 7; dual clip arXiv:1912.09729, eq. 5; clip-higher arXiv:2503.14476, eq. 10.
+    Source: arXiv:1707.06347, eq. 7; dual clip arXiv:1912.09729; clip-higher arXiv:2503.14476, eq. 10.
     """
     check_advantages(advantages, logprobs)
     low, high = _ratio_bounds(advantages, clip_ratio_low, clip_ratio_high, clip_ratio_c)

@@ -1,0 +1,74 @@
+"""The few numbers of an iteration that a person follows, read from what the module logged under verl's names.
+
+Progress display and reward plot both start here. Nothing is computed: what was not logged is ``None``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_PHASES_S = {
+    "rollout": "timing_s/gen",
+    "scoring": "timing_s/old_log_prob",
+    "update": "timing_s/update_actor",
+    "sync": "timing_s/update_weights",
+    "total": "timing_s/step",
+}
+_VALIDATION_PREFIX = "val-core/"
+_VALIDATION_SUFFIX = "/reward/mean@1"
+
+
+@dataclass(kw_only=True)
+class IterationMetrics:
+    """One finished iteration.
+
+    Attributes:
+        iteration: Its index, from 0.
+        reward: Mean over the trajectories trained on.
+        response_length: Mean tokens after the prompt.
+        seconds: Seconds by phase, of those that were timed.
+        validation_reward: Mean reward by data source; empty without a validation in this iteration.
+    """
+
+    iteration: int
+    reward: float | None = None
+    response_length: float | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    validation_reward: dict[str, float] = field(default_factory=dict)
+
+
+def read_iteration(iteration: int, logged: Mapping[str, Any], *, validated: bool) -> IterationMetrics:
+    """Pick the numbers of one iteration out of ``trainer.callback_metrics``.
+
+    Args:
+        iteration: Its index, from 0.
+        logged: Metrics by name, as numbers or scalar tensors.
+        validated: Whether it ended with a validation; if not, validation metrics in ``logged`` are of an earlier one.
+    """
+
+    def number(name: str) -> float | None:
+        return float(logged[name]) if name in logged else None
+
+    seconds = {phase: float(logged[name]) for phase, name in _PHASES_S.items() if name in logged}
+    return IterationMetrics(
+        iteration=iteration,
+        reward=number("critic/score/mean"),
+        response_length=number("response_length/mean"),
+        seconds=seconds,
+        validation_reward=read_validation(logged) if validated else {},
+    )
+
+
+def read_validation(logged: Mapping[str, Any]) -> dict[str, float]:
+    """Mean validation reward by data source.
+
+    Args:
+        logged: Metrics by name, as numbers or scalar tensors.
+    """
+    return {
+        name.removeprefix(_VALIDATION_PREFIX).removesuffix(_VALIDATION_SUFFIX): float(value)
+        for name, value in sorted(logged.items())
+        if name.startswith(_VALIDATION_PREFIX) and name.endswith(_VALIDATION_SUFFIX)
+    }

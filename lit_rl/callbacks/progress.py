@@ -1,0 +1,257 @@
+"""What a person sees while a run goes on: the iteration and the phase inside it, and one line per finished iteration.
+
+On a terminal a live line follows ``trainer.datamodule.phase`` (see `lit_rl.experience.progress`), which the data
+module, the module and WeightSync keep up to date; elsewhere only the lines of finished iterations are printed. It
+reads and never writes: a run is the same without it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from lit_rl.callbacks.iteration_metrics import IterationMetrics, read_iteration
+
+_PHASE_NAMES = {
+    "idle": "waiting",
+    "rollout": "rollout",
+    "scoring": "scoring",
+    "update": "update",
+    "weight_sync": "weight sync",
+    "validation": "validation",
+}
+_COUNTED_IN = {"rollout": " trajectories", "validation": " trajectories", "update": " mini-batches"}
+_PHASE_SHORT_S = ("rollout", "scoring", "update", "sync")
+
+
+class RLProgress(Callback):
+    """Show the phase inside an iteration live, and a line for each finished iteration.
+
+    Args:
+        refresh_per_second: Updates of the live line.
+    """
+
+    def __init__(self, refresh_per_second: float = 4.0) -> None:
+        self.refresh_per_second = refresh_per_second
+        self.console = Console()
+        self._live: Live | None = None
+        self._started_at = 0.0
+        self._iteration_started_at = 0.0
+        self._first_iteration = 0
+        self._validated = False
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock.
+
+        Args:
+            trainer: Unused.
+            pl_module: Unused.
+        """
+        self._started_at = time.monotonic()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the live line.
+
+        Args:
+            trainer: Holds data module and counters.
+            pl_module: Unused.
+        """
+        self._first_iteration = trainer.current_epoch
+        self._iteration_started_at = time.monotonic()
+        self._open(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print the line of the iteration before: only now has everything of it been logged.
+
+        Args:
+            trainer: Holds the metrics.
+            pl_module: Unused.
+        """
+        if trainer.current_epoch > self._first_iteration:
+            self._print_iteration(trainer, trainer.current_epoch - 1)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print the last iteration's line and end the live line.
+
+        Args:
+            trainer: Holds the metrics.
+            pl_module: Unused.
+        """
+        # current_epoch counts finished iterations here; a run stopped before its first has none to show.
+        if trainer.current_epoch > self._first_iteration:
+            self._print_iteration(trainer, trainer.current_epoch - 1)
+        self._close()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say where everything is.
+
+        Args:
+            trainer: Holds the run folder.
+            pl_module: Unused.
+        """
+        if trainer.is_global_zero:
+            minutes, seconds = divmod(round(time.monotonic() - self._started_at), 60)
+            count = trainer.current_epoch - self._first_iteration
+            print(
+                f"Done: {count} iterations in {minutes} min {seconds} s. Metrics, reward.png, trajectories and "
+                f"checkpoints are in {trainer.default_root_dir}",
+                flush=True,
+            )
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the live line, outside of fit.
+
+        Args:
+            trainer: Holds data module and counters.
+            pl_module: Unused.
+        """
+        self._open(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that the iteration has a validation; outside of fit, end the live line.
+
+        Args:
+            trainer: Tells fit from validate.
+            pl_module: Unused.
+        """
+        self._validated = not trainer.sanity_checking
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            self._close()
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the live line.
+
+        Args:
+            trainer: Holds data module and counters.
+            pl_module: Unused.
+        """
+        self._open(trainer)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End the live line.
+
+        Args:
+            trainer: Unused.
+            pl_module: Unused.
+        """
+        self._close()
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the live line.
+
+        Args:
+            trainer: Holds data module and counters.
+            pl_module: Unused.
+        """
+        self._open(trainer)
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End the live line.
+
+        Args:
+            trainer: Unused.
+            pl_module: Unused.
+        """
+        self._close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give the terminal back.
+
+        Args:
+            trainer: Unused.
+            pl_module: Unused.
+            exception: Unused.
+        """
+        self._close()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Give the terminal back.
+
+        Args:
+            trainer: Unused.
+            pl_module: Unused.
+            stage: Unused.
+        """
+        self._close()
+
+    def _open(self, trainer: Trainer) -> None:
+        if self._live is not None or not trainer.is_global_zero or not self.console.is_terminal:
+            return
+        self._live = Live(
+            console=self.console,
+            get_renderable=lambda: live_line(trainer, time.monotonic()),
+            refresh_per_second=self.refresh_per_second,
+            transient=True,
+        )
+        self._live.start()
+
+    def _close(self) -> None:
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.stop()
+
+    def _print_iteration(self, trainer: Trainer, iteration: int) -> None:
+        validated, self._validated = self._validated, False
+        metrics = read_iteration(iteration, trainer.callback_metrics, validated=validated)
+        now = time.monotonic()
+        metrics.seconds.setdefault("total", now - self._iteration_started_at)
+        self._iteration_started_at = now
+        if not trainer.is_global_zero:
+            return
+        line = iteration_line(metrics)
+        if self._live is not None:
+            self._live.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        else:
+            print(line, flush=True)
+
+
+def live_line(trainer: Trainer, now: float) -> Text:
+    """The line that follows the phase, such as ``iteration 2 (3 of 30)  rollout 37/64 trajectories  412 tok/s  9 s``.
+
+    Args:
+        trainer: Holds the iteration and ``datamodule.phase``.
+        now: `time.monotonic`, in seconds.
+    """
+    phase: Any = trainer.datamodule.phase  # type: ignore[attr-defined]
+    parts = []
+    if trainer.state.fn == "fit":
+        index, total = trainer.current_epoch, trainer.max_epochs
+        parts.append(f"iteration {index}" + (f" ({index + 1} of {total})" if total and total > 0 else ""))
+    name = _PHASE_NAMES[phase.phase]
+    parts.append(f"{name} {phase.done}/{phase.total}{_COUNTED_IN.get(phase.phase, '')}" if phase.total else name)
+    elapsed_s = now - phase.started_at
+    if phase.tokens and elapsed_s > 0:
+        parts.append(f"{phase.tokens / elapsed_s:.0f} tok/s")
+    if phase.phase != "idle":
+        parts.append(f"{elapsed_s:.0f} s")
+    return Text("  ".join(parts), no_wrap=True, overflow="ellipsis")
+
+
+def iteration_line(metrics: IterationMetrics) -> str:
+    """One finished iteration as a line of fixed columns.
+
+    Args:
+        metrics: Its numbers; what is ``None`` or missing is left out.
+    """
+    parts = [f"iteration {metrics.iteration:4d}"]
+    if metrics.reward is not None:
+        parts.append(f"reward {metrics.reward:6.3f}")
+    if metrics.response_length is not None:
+        parts.append(f"response {metrics.response_length:6.1f} tokens")
+    timed = [f"{phase} {metrics.seconds[phase]:.1f}" for phase in _PHASE_SHORT_S if phase in metrics.seconds]
+    if timed or "total" in metrics.seconds:
+        total = f"{metrics.seconds['total']:.1f} s" if "total" in metrics.seconds else "s"
+        parts.append(f"{total} ({', '.join(timed)})" if timed else total)
+    if metrics.validation_reward:
+        several = len(metrics.validation_reward) > 1
+        named = [
+            f"{source} {value:.3f}" if several else f"{value:.3f}"
+            for source, value in metrics.validation_reward.items()
+        ]
+        parts.append(f"validation {', '.join(named)}")
+    return "  ".join(parts)

@@ -1,0 +1,38 @@
+"""Send the resolved configuration of a run to Weights & Biases, once and nested.
+
+Lightning's own hyper-parameter logging flattens it, leaves out the Trainer's part, or sends it twice. Other loggers
+have the run folder's ``config.yaml``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import WandbLogger
+
+
+class LogRunConfig(Callback):
+    """Update the wandb run's ``config`` when the run is set up.
+
+    Args:
+        config: The whole configuration as nested plain values.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Send it from rank 0.
+
+        Args:
+            trainer: Its loggers are looked through.
+            pl_module: Unused.
+            stage: Unused.
+        """
+        if not trainer.is_global_zero:
+            return
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                # A resumed wandb run already has values; those of this run are the ones it uses.
+                logger.experiment.config.update(self.config, allow_val_change=True)

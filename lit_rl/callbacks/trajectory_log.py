@@ -1,0 +1,154 @@
+"""Sampled trajectories as JSON lines: what the model was asked, what it answered and how that was scored.
+
+One file per iteration and per validation in the run folder's ``trajectories/``. The columns begin with those of verl's
+dumps (``input``, ``output``, ``gts``, ``score``, ``step``) and go on with what those lose: reward parts, stop reason,
+weight versions, errors. Which trajectories are kept is decided by a hash of the row, so that the same rows can be
+followed over iterations. Token ids are not written.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning_utilities.core.rank_zero import rank_zero_warn
+
+from lit_rl.types import Trajectory
+
+TRAJECTORIES = "trajectories"
+
+
+class TrajectoryLog(Callback):
+    """Write a sample of each iteration's and each validation's trajectories.
+
+    Args:
+        max_per_iteration: Trajectories per file at most, at least 0; -1 writes all. ``predict`` always writes all.
+    """
+
+    def __init__(self, max_per_iteration: int = 32) -> None:
+        if max_per_iteration < -1:
+            raise ValueError(f"TrajectoryLog.max_per_iteration={max_per_iteration} must be -1 (all) or at least 0.")
+        self.max_per_iteration = max_per_iteration
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the iteration's file.
+
+        Args:
+            trainer: Its data module holds ``last_trajectories``.
+            pl_module: Unused.
+        """
+        iteration = trainer.current_epoch
+        self._write(
+            trainer, _data(trainer).last_trajectories, f"iteration_{iteration:05d}", self.max_per_iteration, iteration
+        )
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the validation's file; a sanity check leaves none.
+
+        Args:
+            trainer: Its data module holds ``last_validation_trajectories``.
+            pl_module: Unused.
+        """
+        if trainer.sanity_checking:
+            return
+        # Within fit it scores the weights that the next iteration samples from; metrics carry the same number.
+        version = trainer.current_epoch + 1
+        name = f"validation_{version:05d}" if trainer.state.fn == "fit" else "validation"
+        self._write(trainer, _data(trainer).last_validation_trajectories, name, self.max_per_iteration, version)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the test's file.
+
+        Args:
+            trainer: Its data module holds ``last_validation_trajectories``.
+            pl_module: Unused.
+        """
+        self._write(
+            trainer, _data(trainer).last_validation_trajectories, "test", self.max_per_iteration, trainer.current_epoch
+        )
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write all predictions.
+
+        Args:
+            trainer: Its data module holds ``last_validation_trajectories``.
+            pl_module: Unused.
+        """
+        self._write(trainer, _data(trainer).last_validation_trajectories, "predict", -1, trainer.current_epoch)
+
+    def _write(self, trainer: Trainer, trajectories: list[Trajectory], name: str, at_most: int, step: int) -> None:
+        chosen = sample_trajectories(trajectories, at_most)
+        if not trainer.is_global_zero or not chosen:
+            return
+        folder = Path(trainer.default_root_dir) / TRAJECTORIES
+        folder.mkdir(exist_ok=True)
+        try:
+            with (folder / f"{name}.jsonl").open("w") as file:
+                for trajectory in chosen:
+                    row = trajectory_row(trajectory, _data(trainer), step)
+                    file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+        except OSError as error:
+            # A log that cannot be written is no reason to lose a run; a full disk stops it at its next checkpoint.
+            rank_zero_warn(f"Could not write {folder / name}.jsonl: {error}")
+
+
+def _data(trainer: Trainer) -> Any:
+    return trainer.datamodule  # type: ignore[attr-defined]
+
+
+def sample_trajectories(trajectories: Iterable[Trajectory], at_most: int) -> list[Trajectory]:
+    """Choose trajectories by a hash of row and position in the group; the same ones every time a row comes up.
+
+    Args:
+        trajectories: Of one iteration.
+        at_most: How many; -1 takes all.
+
+    Returns:
+        The chosen ones, trajectories of one group next to each other.
+    """
+
+    def by_group(trajectory: Trajectory) -> tuple[str, int]:
+        return trajectory.group_id, trajectory.sample_index
+
+    everything = list(trajectories)
+    if at_most >= 0:
+        everything.sort(key=lambda item: (zlib.crc32(item.row_id.encode()), *by_group(item)))
+        everything = everything[:at_most]
+    return sorted(everything, key=by_group)
+
+
+def trajectory_row(trajectory: Trajectory, datamodule: Any, step: int) -> dict[str, Any]:
+    """One trajectory as plain values.
+
+    Args:
+        trajectory: Scored or failed.
+        datamodule: Decodes token ids, and knows the rows' ground truths.
+        step: Iteration, or weights version of a validation.
+    """
+    versions = [version for version in trajectory.policy_versions if version >= 0]
+    return {
+        "input": datamodule.decode(trajectory.prompt_ids),
+        # What the policy wrote, or with tool or user turns in between the whole conversation after the prompt.
+        "output": trajectory.text if all(trajectory.loss_mask) else datamodule.decode(trajectory.response_ids),
+        "gts": datamodule.ground_truth(trajectory.row_id),
+        "score": trajectory.reward,
+        "step": step,
+        "reward_parts": trajectory.reward_parts,
+        "data_source": trajectory.data_source,
+        "row_id": trajectory.row_id,
+        "group_id": trajectory.group_id,
+        "sample_index": trajectory.sample_index,
+        "stop_reason": trajectory.stop_reason,
+        "num_turns": trajectory.num_turns,
+        "prompt_tokens": len(trajectory.prompt_ids),
+        "response_tokens": len(trajectory.response_ids),
+        "policy_version_min": min(versions, default=None),
+        "policy_version_max": max(versions, default=None),
+        "seed": trajectory.seed,
+        "messages": trajectory.messages,
+        "error": trajectory.error,
+    }

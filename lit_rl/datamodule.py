@@ -1,21 +1,22 @@
 """The rollout side of a run: rows in, experience out, and everything that lives and dies with it.
 
-`RolloutDataModule` owns the cursor over the training rows, the runtime with its managers (replicas, reward workers, agent loops), and
-the collector. It knows nothing of the module that learns; weights come to the replicas through the WeightSync callback.
+`RolloutDataModule` owns the cursor over the training rows, the runtime with its managers (replicas, reward workers,
+agent loops), and the collector. It knows nothing of the module that learns; weights come to the replicas through the
+WeightSync callback.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import lightning as L
 
 from lit_rl.agents import AgentLoopManager, AgentSettings
 from lit_rl.cluster import Runtime
-from lit_rl.data import PromptCursor, PromptSource
-from lit_rl.data.chat_template import ChatTemplate
-from lit_rl.data.overlong import drop_overlong
+from lit_rl.data import ChatTemplate, PromptCursor, PromptSource, WithoutOverlong
 from lit_rl.experience.batch import Experience
 from lit_rl.experience.collector import Collector
 from lit_rl.experience.evaluation import EvaluationLoader
@@ -209,15 +210,15 @@ class RolloutDataModule(L.LightningDataModule):
             source = self.sources[name]
             if source is None or name in self._rows:
                 continue
-            kept = drop_overlong(source, template, self.max_prompt_tokens, name=f"data.{name}_data")
-            self._check_scorers(name, kept)
-            self._rows[name] = kept
+            kept = WithoutOverlong(source, template, self.max_prompt_tokens)
+            if kept.counts.num_overlong or kept.counts.num_failed:
+                log.warning("data.%s_data: %s", name, kept.counts.describe())
+            self._rows[name] = [kept[index] for index in range(len(kept))]
+            self._check_scorers(name, self._rows[name])
         if stage == "fit" and self._cursor is None:
-            self._cursor = PromptCursor(
-                num_rows=len(self._rows["train"]), seed=self.seed, shuffle=self.shuffle, row_ids=[r.row_id for r in self._rows["train"]]
-            )
+            self._cursor = PromptCursor.for_source(self._rows["train"], seed=self.seed, shuffle=self.shuffle)
 
-    def _check_scorers(self, name: str, rows: list[Prompt]) -> None:
+    def _check_scorers(self, name: str, rows: Sequence[Prompt]) -> None:
         """A row that nothing can score should fail now, not in the middle of training."""
         if not self.rewards.dispatches_by_data_source():
             return
@@ -326,8 +327,6 @@ class RolloutDataModule(L.LightningDataModule):
 
 def _limited(sampling: SamplingParams, max_response_tokens: int) -> SamplingParams:
     """The sampling with the data's response limit, which is the one setting for it."""
-    from dataclasses import replace
-
     return replace(sampling, max_tokens=max_response_tokens)
 
 

@@ -1,9 +1,9 @@
 """Bring the module's weights into the replicas, and prove that they arrived.
 
-It acts before the first rollout, after an iteration's last optimizer step, and before validation, test and predict whenever the
-replicas hold another version than the module. Each sync checks the bytes received under every name and that all replicas hold the
-same weights (design D10). That the engine computes what the trainer computes is measured on every trained token of every iteration
-(``rollout_corr/logprob_gap_*``).
+It acts before the first rollout, after an iteration's last optimizer step, and before validation, test and predict
+whenever the replicas hold another version than the module. Each sync checks the bytes received under every name and
+that all replicas hold the same weights (design D10). That the engine computes what the trainer computes is measured on
+every trained token of every iteration (``rollout_corr/logprob_gap_*``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """One iteration's experience and the pieces learning takes of it: mini-batches and micro-batches.
 
-Position in the flow: collector -> **Experience** -> loader -> **MiniBatch** -> training_step -> **MicroBatch** -> losses.
-Plain classes, since Lightning's precision plugins would cast the float tensors of dataclasses. Algorithms see padded ``[B, T]``
-tensors, the networks see the packed row; both are made here, per micro-batch, and nothing wider ever exists.
+Position in the flow: collector -> **Experience** -> loader -> **MiniBatch** -> training_step -> **MicroBatch** ->
+losses. Plain classes, since Lightning's precision plugins would cast the float tensors of dataclasses. Algorithms see
+padded ``[B, T]`` tensors, the networks see the packed row; both are made here, per micro-batch, and nothing wider ever
+exists.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Experience:
         loss_tokens: ``[N]`` int64 tokens the policy sampled, all ranks.
         metrics: Numbers of the rollout, ready to log.
         columns: Per-token values by name, one ``[T_i]`` float32 tensor per own trajectory; scoring fills them.
-        advantages: ``[N]`` (one number per trajectory) or ``[B, T]`` (per token of the own ones); ``None`` before scoring.
+        advantages: ``[N]`` (one number per trajectory) or ``[B, T]`` (per token of the own ones); ``None`` before
+            scoring.
         is_scored: Whether the scoring phase has run.
     """
 
@@ -118,8 +120,8 @@ class MicroBatch:
         positions: Own trajectories in it.
         loss_mask: ``[B, T]`` bool, True where the policy sampled the token.
         rollout_logprobs: ``[B, T]`` float32, the engine's, in nats.
-        old_logprobs: ``[B, T]`` float32, the trainer's before the iteration's first update, in nats. Where one update per
-            iteration makes them the current ones, the module puts those here, detached.
+        old_logprobs: ``[B, T]`` float32, the trainer's before the iteration's first update, in nats. Where one update
+            per iteration makes them the current ones, the module puts those here, detached.
         ref_logprobs: ``[B, T]`` float32 of the reference in nats, or ``None``.
         advantages: ``[B, T]`` float32.
         packed: The row the network computes.
@@ -190,8 +192,8 @@ class MiniBatch:
         """Yield each micro-batch with whether it is the last.
 
         Args:
-            only_weighted: Leave out trajectories whose advantage is 0, and micro-batches that then are empty. For one rank
-                only, and where nothing but the advantages weighs a token's loss.
+            only_weighted: Leave out trajectories whose advantage is 0, and micro-batches that then are empty. For one
+                rank only, and where nothing but the advantages weighs a token's loss.
         """
         kept = self.indices
         if only_weighted:

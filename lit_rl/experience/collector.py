@@ -1,7 +1,7 @@
 """Roll out one iteration: rows from the cursor, trajectories from the agent loops, experience for the loader.
 
-Position in the flow: cursor -> **collector** -> agent-loop manager -> **collector** -> loader. It gates on the policy version, derives
-every trajectory's seed, and leaves failed trajectories out. It computes nothing that needs a network.
+Position in the flow: cursor -> **collector** -> agent-loop manager -> **collector** -> loader. It gates on the policy
+version, derives every trajectory's seed, and leaves failed trajectories out. It computes nothing that needs a network.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch
 
 from lit_rl.agents import AgentLoopManager, TrajectoryRequest
 from lit_rl.cluster import Runtime
-from lit_rl.data import PromptCursor, PromptSource
 from lit_rl.experience.batch import Experience
 from lit_rl.experience.plan import plan_iteration
 from lit_rl.experience.progress import PhaseProgress

@@ -1,8 +1,8 @@
 """Lightning's train dataloader: one pass over it is one iteration.
 
-Sized and lazy (design D1). A sized loader is not prefetched, so `__iter__` collects when the iteration starts and not before; and it
-is not resumed after its last item, so nothing may happen after the last ``yield``. It yields exactly ``len`` mini-batches, since a
-short loader would never report its last batch.
+Sized and lazy (design D1). A sized loader is not prefetched, so `__iter__` collects when the iteration starts and not
+before; and it is not resumed after its last item, so nothing may happen after the last ``yield``. It yields exactly
+``len`` mini-batches, since a short loader would never report its last batch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What the run is doing right now, for whoever wants to show it.
 
-Collector, module and weight sync write, the progress display reads from another thread: single attribute writes, no locks.
+Collector, module and weight sync write, the progress display reads from another thread: single attribute writes, no
+locks.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from lit_rl.types import Trajectory
 def evaluation_metrics(data_source: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Summarise one data source. Every row counts once, however many samples of it succeeded.
 
-    ``val-core/<source>/reward/mean@k`` is the mean reward; ``pass@j`` the chance that the best of j samples has a reward above 0.5,
-    without bias (arXiv:2107.03374, eq. 1); ``val-aux/<source>/<part>/mean`` the mean of each reward part. Failed trajectories are in no
-    mean; their share is ``val-aux/<source>/failed_share``.
+    ``val-core/<source>/reward/mean@k`` is the mean reward; ``pass@j`` the chance that the best of j samples has a
+    reward above 0.5, without bias (arXiv:2107.03374, eq. 1); ``val-aux/<source>/<part>/mean`` the mean of each reward
+    part. Failed trajectories are in no mean; their share is ``val-aux/<source>/failed_share``.
 
     Args:
         data_source: Name in the keys.

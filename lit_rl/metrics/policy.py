@@ -1,7 +1,7 @@
 """Numbers of an iteration's updates, collected on the device and read once at the end of the iteration.
 
-Token-wise quantities are means over tokens, whatever the micro-batches were: each is kept as a sum and a weight. Losses already carry
-the global normalisation, so they are summed over micro-batches and averaged over optimizer steps.
+Token-wise quantities are means over tokens, whatever the micro-batches were: each is kept as a sum and a weight. Losses
+already carry the global normalisation, so they are summed over micro-batches and averaged over optimizer steps.
 """
 
 from __future__ import annotations

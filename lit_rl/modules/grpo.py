@@ -15,10 +15,11 @@ from lit_rl.modules.policy_gradient import PolicyGradientModule
 class GRPO(PolicyGradientModule):
     """Group Relative Policy Optimization.
 
-    A trajectory's advantage is its reward minus its group's mean, over the group's standard deviation; the loss is PPO's clipped
-    surrogate. Failed trajectories are in no group; a group of one has advantage 0.
+    A trajectory's advantage is its reward minus its group's mean, over the group's standard deviation; the loss is
+    PPO's clipped surrogate. Failed trajectories are in no group; a group of one has advantage 0.
 
-    Source: arXiv:2402.03300, eq. 3; the asymmetric clip is arXiv:2503.14476, eq. 10, the dual clip arXiv:1912.09729, eq. 5.
+    Source: arXiv:2402.03300, eq. 3; the asymmetric clip is arXiv:2503.14476, eq. 10, the dual clip arXiv:1912.09729,
+        eq. 5.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The base of all policy-gradient algorithms: scoring, the update, and the learning-rate schedule, once.
 
 Position in the flow: loader -> on_train_batch_start (scoring) -> **training_step** (one optimizer step) -> weight sync.
-Subclasses override `compute_advantages` and `policy_loss` and never see packing, micro-batches or ranks. How weights reach the
-replicas is the WeightSync callback's business; how experience is made is the DataModule's.
+Subclasses override `compute_advantages` and `policy_loss` and never see packing, micro-batches or ranks. How weights
+reach the replicas is the WeightSync callback's business; how experience is made is the DataModule's.
 """
 
 from __future__ import annotations
@@ -63,17 +63,19 @@ class PolicyGradientModule(L.LightningModule):
             betas: AdamW's averaging coefficients, each in [0, 1).
             adam_eps: Added to the root of AdamW's second moment, above 0.
             max_grad_norm: Largest norm of the actor's gradient; larger ones are scaled down to it.
-            lr_warmup_iterations: Iterations over which the learning rate rises linearly to ``actor_lr``; constant after.
+            lr_warmup_iterations: Iterations over which the learning rate rises linearly to ``actor_lr``; constant
+                after.
             loss_agg_mode: How token losses become one number; see `lit_rl.algorithms.aggregate.aggregate_loss`.
             loss_scale: Constant length in tokens that mode ``seq-mean-token-sum-norm`` divides by.
             entropy_coef: Weight of the entropy bonus; 0 is off.
             kl_loss_coef: Weight of the KL term against the reference; 0 is off and loads no reference.
             kl_loss_type: Estimator of that term: ``k1``, ``k2``, ``k3``, ``abs``, or one with ``+`` (gradient of k2).
-            importance_cap: Truncate the ratio of the trainer's to the engine's probability at this value and weigh the loss
-                with it (truncated importance sampling); ``null`` is off.
+            importance_cap: Truncate the ratio of the trainer's to the engine's probability at this value and weigh the
+                loss with it (truncated importance sampling); ``null`` is off.
             importance_level: ``token`` or ``sequence`` ratios.
             logprob_gap_warning: Warn when trainer and engine differ by more than this on average, in nats per token.
-            max_skipped_steps: Stop the run after this many optimizer steps in a row with a loss or gradient that is not finite.
+            max_skipped_steps: Stop the run after this many optimizer steps in a row with a loss or gradient that is not
+                finite.
             gradient_checkpointing: Recompute activations in the backward pass instead of keeping them.
         """
         super().__init__()
@@ -323,7 +325,8 @@ class PolicyGradientModule(L.LightningModule):
         """Collect what is always watched: entropy, distance from the old policy, and from the engine."""
         mask, num_tokens = batch.loss_mask, batch.loss_mask.sum()
         assert batch.old_logprobs is not None
-        # On-policy, -log p of the sampled tokens estimates the entropy without bias; the exact one costs a pass over logits.
+        # On-policy, -log p of the sampled tokens estimates the entropy without bias; the exact one costs a pass over
+        # logits.
         entropy = -logprobs if entropies is None else entropies.detach()
         self.metrics.mean("actor/entropy", masked_mean(entropy, mask), num_tokens)
         self.metrics.mean("actor/ppo_kl", masked_mean(batch.old_logprobs - logprobs, mask), num_tokens)

@@ -1,7 +1,8 @@
 """The replicas of a run as one object of the trainer process: start, weight updates, and clients for agent loops.
 
-Everything here is asynchronous and runs on the runtime's event loop. Weights come as buckets that somebody else has written
-(`lit_rl.callbacks.WeightSync` with `lit_rl.weight_sync`); this module knows the order of an update, not where tensors come from.
+Everything here is asynchronous and runs on the runtime's event loop. Weights come as buckets that somebody else has
+written (`lit_rl.callbacks.WeightSync` with `lit_rl.weight_sync`); this module knows the order of an update, not where
+tensors come from.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What every inference engine offers, whatever runs inside.
 
-A replica is a worker: its methods are called through a `WorkerHandle`, in another process (Ray) or in this one (inline).
-Batching belongs to the engine: agent loops send one request per turn, the engine batches continuously.
+A replica is a worker: its methods are called through a `WorkerHandle`, in another process (Ray) or in this one
+(inline). Batching belongs to the engine: agent loops send one request per turn, the engine batches continuously.
 """
 
 from __future__ import annotations

@@ -17,14 +17,18 @@ class ServingSettings:
     """Settings of the replicas that sample from the policy.
 
     Attributes:
-        replica: ``vllm``, ``transformers``, or the dotted path of a class that implements `lit_rl.serving.replica.Replica`.
+        replica: ``vllm``, ``transformers``, or the dotted path of a class that implements
+            `lit_rl.serving.replica.Replica`.
         num_replicas: Engines of their own, each holding the whole model; at least 1.
         dtype: Weights and activations of the engine: ``bfloat16`` or ``float32``.
-        max_model_len: Longest prompt plus response in tokens; ``null`` takes ``max_prompt_tokens + max_response_tokens`` of the data.
+        max_model_len: Longest prompt plus response in tokens; ``null`` takes ``max_prompt_tokens +
+            max_response_tokens`` of the data.
         max_num_seqs: Most sequences an engine runs at once; the rest wait in its queue.
         kv_cache_gib: Key-value cache of each CPU replica in GiB. On GPUs ``gpu_memory_utilization`` decides.
-        threads_per_replica: Cores (and threads) of each CPU replica; 0 divides the machine's cores evenly between replicas.
-        first_core: Replica ``r`` is bound to the cores from ``first_core + r * threads_per_replica`` on, modulo those allowed.
+        threads_per_replica: Cores (and threads) of each CPU replica; 0 divides the machine's cores evenly between
+            replicas.
+        first_core: Replica ``r`` is bound to the cores from ``first_core + r * threads_per_replica`` on, modulo those
+            allowed.
         block_size: Tokens per cache block. Small blocks let a second turn find more of the first in the prefix cache.
         gpu_memory_utilization: Share of a GPU's memory an engine takes, in (0, 1].
         tensor_parallel_size: GPUs of one replica.

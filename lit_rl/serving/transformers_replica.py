@@ -1,7 +1,8 @@
 """A replica on Hugging Face transformers: for models that vLLM lacks, and for tests that need no engine start.
 
-Requests that wait while a batch runs form the next batch (left-padded, with a key-value cache). Each request draws from a generator of
-its own seed, so what it samples does not depend on who shares its batch, up to floating-point noise. It is simple, not fast.
+Requests that wait while a batch runs form the next batch (left-padded, with a key-value cache). Each request draws from
+a generator of its own seed, so what it samples does not depend on who shares its batch, up to floating-point noise. It
+is simple, not fast.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class TransformersReplica:
             self._running = {request.request_id: request for request in batch}
             try:
                 await loop.run_in_executor(self._thread, self._generate_batch, batch)
-            except Exception as error:  # noqa: BLE001 - whatever the model raised belongs to the callers
+            except Exception as error:
                 for request in batch:
                     if not request.answer.done():
                         request.answer.set_exception(error)

@@ -1,7 +1,7 @@
 """A replica around vLLM's ``AsyncLLM``.
 
-It lives in a worker process of its own (Ray) or in this one (inline); vLLM starts its engine core as a child process either way.
-vllm is imported inside functions only: it takes 10 to 25 s and is not needed to parse a config.
+It lives in a worker process of its own (Ray) or in this one (inline); vLLM starts its engine core as a child process
+either way. vllm is imported inside functions only: it takes 10 to 25 s and is not needed to parse a config.
 """
 
 from __future__ import annotations

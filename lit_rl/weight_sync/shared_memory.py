@@ -1,7 +1,8 @@
 """Weight buckets as files in shared memory, for replicas on the same host.
 
-A file is written, its path is sent, every replica maps and loads it, and it is unlinked once all have acknowledged. Names carry the
-run and the writer's process id, so that runs never meet and left-overs of dead processes can be told from live ones.
+A file is written, its path is sent, every replica maps and loads it, and it is unlinked once all have acknowledged.
+Names carry the run and the writer's process id, so that runs never meet and left-overs of dead processes can be told
+from live ones.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class SharedMemoryBuckets:
             The file, readable by this user only.
 
         Raises:
-            OSError: If the folder lacks the space; checked before a byte is written, since a full shared memory kills the writer.
+            OSError: If the folder lacks the space; checked before a byte is written, since a full shared memory kills
+                the writer.
         """
         num_bytes = sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
         free = shutil.disk_usage(self.folder).free

@@ -1,7 +1,7 @@
 """Named full tensors out of whatever holds the policy: one device, DDP, FSDP2 or ZeRO-3.
 
-Collecting is collective: every rank iterates to the end, and only the sender gets tensors. At most one bucket (or one tensor larger
-than a bucket) is alive at a time.
+Collecting is collective: every rank iterates to the end, and only the sender gets tensors. At most one bucket (or one
+tensor larger than a bucket) is alive at a time.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ def stream_weights(
     """Yield the network's parameters in buckets of full tensors.
 
     Args:
-        network: The Hugging Face model itself, so that names need no prefix stripped. Tied weights appear once, under their first name.
+        network: The Hugging Face model itself, so that names need no prefix stripped. Tied weights appear once, under
+            their first name.
         bucket_bytes: Most bytes in a bucket, counted in ``dtype``; a larger tensor has a bucket of its own.
         dtype: What the receiver holds.
         is_sender: Whether this rank gets the tensors; the others get empty buckets but take part in gathering.
 
     Yields:
-        Lists of ``(name, tensor)``, detached, contiguous, in ``dtype``; memory of their own only where a cast or a gather made it.
+        Lists of ``(name, tensor)``, detached, contiguous, in ``dtype``; memory of their own only where a cast or a
+        gather made it.
     """
     for bucket in _buckets(network, bucket_bytes, dtype):
         parameters = [parameter for _, parameter in bucket]

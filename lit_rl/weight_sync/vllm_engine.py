@@ -1,8 +1,9 @@
 """A weight-transfer engine for vLLM that reads buckets from shared memory, and the report on what it loaded.
 
-vLLM's own processes load this module (entry point ``vllm.general_plugins``), so it is the one place that imports vllm at the top
-of functions called there. The trainer writes each bucket as a safetensors file (`lit_rl.weight_sync.shared_memory`), this engine
-maps it and feeds it to vLLM's layer-wise reload. Nothing here knows about Ray or Lightning.
+vLLM's own processes load this module (entry point ``vllm.general_plugins``), so it is the one place that imports vllm
+at the top of functions called there. The trainer writes each bucket as a safetensors file
+(`lit_rl.weight_sync.shared_memory`), this engine maps it and feeds it to vLLM's layer-wise reload. Nothing here knows
+about Ray or Lightning.
 """
 
 from __future__ import annotations

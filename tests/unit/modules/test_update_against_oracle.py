@@ -52,7 +52,7 @@ def test_update_equals_the_float64_oracle(
     expected = oracle_weights(
         model, trajectories, mini_batches_of(experience), lr=LR, eps=EPS, temperature=0.7, clip=(0.2, 0.2), mode=mode
     )
-    module = GRPO(tiny_model_folder, actor_lr=LR, adam_eps=EPS, eps=EPS, loss_agg_mode=mode, clip_ratio_c=None)
+    module = GRPO(tiny_model_folder, actor_lr=LR, adam_eps=EPS, loss_agg_mode=mode, clip_ratio_c=None)
 
     fit(module, [experience])
 
@@ -68,7 +68,7 @@ def test_update_with_a_kl_term_equals_the_float64_oracle(tiny_model_folder, make
         model, trajectories, mini_batches_of(experience), lr=LR, eps=EPS, temperature=1.0, clip=(0.2, 0.2), kl_coef=0.3,
         reference=double(tiny_model_folder),
     )  # fmt: skip
-    module = GRPO(tiny_model_folder, actor_lr=LR, adam_eps=EPS, eps=EPS, kl_loss_coef=0.3, clip_ratio_c=None)
+    module = GRPO(tiny_model_folder, actor_lr=LR, adam_eps=EPS, kl_loss_coef=0.3, clip_ratio_c=None)
 
     fit(module, [experience])
 

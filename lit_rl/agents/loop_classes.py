@@ -22,7 +22,7 @@ class LoopClass:
     """A loaded loop class and its configured constructor arguments."""
 
     cls: type[AgentLoop]
-    init_args: dict[str, Any]
+    options: dict[str, Any]
 
 
 def find_loop_class(name: str | None, settings: AgentSettings) -> LoopClass:
@@ -35,14 +35,14 @@ def find_loop_class(name: str | None, settings: AgentSettings) -> LoopClass:
     name = name or settings.default_agent_loop
     if name in settings.agent_loops:
         spec = settings.agent_loops[name]
-        return LoopClass(cls=_import_loop(spec.class_path), init_args=spec.init_args)
+        return LoopClass(cls=_import_loop(spec.loop_class), options=spec.options)
     path = _BUILT_IN.get(name, name)
     if "." not in path:
         known = sorted([*_BUILT_IN, *settings.agent_loops])
         raise ValueError(
             f"Unknown agent loop {name!r}. Known: {', '.join(known)}; or give the dotted path of an AgentLoop subclass."
         )
-    return LoopClass(cls=_import_loop(path), init_args=settings.default_init_args if is_default else {})
+    return LoopClass(cls=_import_loop(path), options=settings.default_options if is_default else {})
 
 
 @functools.cache

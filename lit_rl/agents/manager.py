@@ -8,9 +8,11 @@ returned marked (design D12).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import uuid
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from lit_rl.agents.agent_loop import GenerationClient
 from lit_rl.agents.policy_text import PolicyText
@@ -61,23 +63,25 @@ class AgentLoopManager:
         }
         self._groups: list[WorkerGroup] = []
         self._workers: list[WorkerHandle] = []
+        self._start_lock = asyncio.Lock()  # validation may ask while the background collects
 
     async def start(self) -> None:
         """Start the workers and wait for them. Idempotent; workers that died since are replaced."""
-        missing = self._settings.resolved_num_workers() - len(self._workers)
-        if missing <= 0:
-            return
-        group = WorkerGroup.create(
-            self._runtime,
-            AgentLoopWorker,
-            missing,
-            name=f"agent_loop_worker_{uuid.uuid4().hex[:8]}",
-            kwargs=self._worker_kwargs,
-            env={"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-        )
-        self._groups.append(group)
-        await group.ready(self._settings.start_timeout_s)
-        self._workers.extend(group.workers)
+        async with self._start_lock:
+            missing = self._settings.resolved_num_workers() - len(self._workers)
+            if missing <= 0:
+                return
+            group = WorkerGroup.create(
+                self._runtime,
+                AgentLoopWorker,
+                missing,
+                name=f"agent_loop_worker_{uuid.uuid4().hex[:8]}",
+                kwargs=self._worker_kwargs,
+                env={"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+            )
+            self._groups.append(group)
+            await group.ready(self._settings.start_timeout_s)
+            self._workers.extend(group.workers)
 
     async def stop(self) -> None:
         """Stop the workers. Idempotent."""
@@ -178,17 +182,19 @@ class _Rollout:
         can_retry = attempt < settings.max_resubmissions
         requests = [self._requests[i] for i in indices]
         unfinished = set(indices)
+        stream: Any = worker.stream("run", requests, self._sampling, timeout_s=settings.worker_timeout_s)
         try:
-            async for batch in worker.stream("run", requests, self._sampling, timeout_s=settings.worker_timeout_s):
-                to_retry = []
-                for position, trajectory in batch:
-                    unfinished.discard(indices[position])
-                    if can_retry and trajectory.error is not None and trajectory.error.startswith(INFRASTRUCTURE):
-                        to_retry.append(indices[position])
-                    else:
-                        self._finish(indices[position], trajectory, attempt)
-                if to_retry:
-                    await self._submit(tasks, to_retry, attempt=attempt + 1, avoided=worker)
+            async with contextlib.aclosing(stream):  # so that cancelling ends the worker's tasks at once
+                async for batch in stream:
+                    to_retry = []
+                    for position, trajectory in batch:
+                        unfinished.discard(indices[position])
+                        if can_retry and (trajectory.error or "").startswith(INFRASTRUCTURE):
+                            to_retry.append(indices[position])
+                        else:
+                            self._finish(indices[position], trajectory, attempt)
+                    if to_retry:
+                        await self._submit(tasks, to_retry, attempt=attempt + 1, avoided=worker)
         except (WorkerDied, TimeoutError) as error:
             await self._manager.drop_worker(worker, error)
             if not unfinished:

@@ -18,12 +18,12 @@ class AgentLoopSpec:
     """Which agent loop class to build, and its own options.
 
     Attributes:
-        class_path: Dotted path of an `AgentLoop` subclass.
-        init_args: Keyword arguments of its constructor, beside the ones every loop gets.
+        loop_class: Dotted path of an `AgentLoop` subclass.
+        options: Keyword arguments of its constructor, beside the ones every loop gets.
     """
 
-    class_path: str
-    init_args: dict[str, Any] = field(default_factory=dict)
+    loop_class: str
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -35,7 +35,7 @@ class AgentSettings:
         max_concurrent_trajectories: Trajectories one worker runs at once, at least 1.
         default_agent_loop: Loop of rows without ``agent_name``: ``single_turn_agent``, ``tool_agent``, a key of
             ``agent_loops``, or the dotted path of an `AgentLoop` subclass.
-        default_init_args: Constructor options of the default loop.
+        default_options: Constructor options of the default loop.
         agent_loops: Further loops that a row's ``agent_name`` may ask for, by name.
         max_response_tokens: Most tokens after the prompt, tools' included; ``None``: the sampling's ``max_tokens``.
         append_end_token: Append the tokenizer's end token, with mask 0, where a stop string ended the response.
@@ -52,7 +52,7 @@ class AgentSettings:
     num_workers: int | None = None
     max_concurrent_trajectories: int = 256
     default_agent_loop: str = "single_turn_agent"
-    default_init_args: dict[str, Any] = field(default_factory=dict)
+    default_options: dict[str, Any] = field(default_factory=dict)
     agent_loops: dict[str, AgentLoopSpec] = field(default_factory=dict)
     max_response_tokens: int | None = None
     append_end_token: bool = True

@@ -107,32 +107,26 @@ class AgentLoopWorker:
     async def roll_out(self, request: TrajectoryRequest, sampling: SamplingParams) -> Trajectory:
         """Run and score one trajectory; what goes wrong is in its ``error``."""
         started = time.perf_counter()
-        trajectory = await self._converse(request, sampling)
+        trajectory = await self._converse(request.prompt, request.seed, sampling)
         trajectory.row_id = request.prompt.row_id
         trajectory.group_id = request.group_id
         trajectory.sample_index = request.sample_index
         trajectory.data_source = request.prompt.data_source
         trajectory.seed = request.seed
-        if trajectory.error is None:
-            if not trajectory.text:
-                trajectory.text = self._text.decode(
-                    list(itertools.compress(trajectory.response_ids, trajectory.loss_mask))
-                )
-            if self._rewards is not None and trajectory.reward is None:
-                await self._score(self._rewards, request.prompt, trajectory)
+        if self._rewards is not None and trajectory.error is None and trajectory.reward is None:
+            await self._score(self._rewards, request.prompt, trajectory)
         trajectory.metrics["total_s"] = time.perf_counter() - started
         return trajectory
 
-    async def _converse(self, request: TrajectoryRequest, sampling: SamplingParams) -> Trajectory:
-        prompt = request.prompt
+    async def _converse(self, prompt: Prompt, seed: int | None, sampling: SamplingParams) -> Trajectory:
         limit = asyncio.timeout(self._settings.trajectory_timeout_s)
-        if request.seed is not None:
-            sampling = replace(sampling, seed=request.seed)
+        if seed is not None:
+            sampling = replace(sampling, seed=seed)
         try:
             async with limit:
-                trajectory = await self._build_loop(prompt, sampling).run(prompt, sampling)
-            trajectory.check()
-            return trajectory
+                loop = self._build_loop(prompt, sampling)
+                trajectory = await loop.run(prompt, sampling)
+            return self._checked(loop, trajectory)
         except (InfrastructureError, WorkerDied, ConnectionError) as error:
             return _failed(prompt, f"{INFRASTRUCTURE}row {prompt.row_id}: {error}")
         except TimeoutError as error:
@@ -142,7 +136,10 @@ class AgentLoopWorker:
                     prompt, f"Row {prompt.row_id}: not done after data.agents.trajectory_timeout_s={limit_s:g} seconds."
                 )
             return _failed(prompt, f"Row {prompt.row_id}:\n{error_text(error)}")
-        except (Exception, SystemExit) as error:  # user code: loops, tools, templates
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # user code: loops, tools, templates
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
             return _failed(prompt, f"Row {prompt.row_id}:\n{error_text(error)}")
 
     def _build_loop(self, prompt: Prompt, sampling: SamplingParams) -> AgentLoop:
@@ -155,8 +152,18 @@ class AgentLoopWorker:
             end_token_ids=self._text.end_token_ids,
             appended_end_token_id=self._text.tokenizer.eos_token_id if self._settings.append_end_token else None,
             tools=self._tools,
-            **loop_class.init_args,
+            **loop_class.options,
         )
+
+    def _checked(self, loop: AgentLoop, trajectory: Trajectory) -> Trajectory:
+        """The trajectory with its text, if it is a sound one: loops are user code."""
+        if not isinstance(trajectory, Trajectory):
+            raise TypeError(f"{type(loop).__name__}.run() must return a Trajectory, not {type(trajectory).__name__}.")
+        trajectory.check()
+        if not trajectory.text:
+            sampled = list(itertools.compress(trajectory.response_ids, trajectory.loss_mask))
+            trajectory.text = self._text.decode(sampled)
+        return trajectory
 
     async def _score(self, rewards: RewardClient, prompt: Prompt, trajectory: Trajectory) -> None:
         started = time.perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 DEFAULT_FUNCTION = "lit_rl.rewards.score:compute_score"
 """Dispatches by ``data_source``; used where no function is configured."""
@@ -82,7 +82,7 @@ class RewardSettings:
     overlong: OverlongShaping | None = None
     num_workers: int | None = None
     timeout_s: float = 60.0
-    isolation: str = "thread"
+    isolation: Literal["thread", "process"] = "thread"
     num_threads: int = 8
     num_processes: int = 2
     max_concurrent_calls: int = 64
@@ -101,7 +101,8 @@ class RewardSettings:
 
     def dispatches_by_data_source(self) -> bool:
         """Whether any scorer is chosen by the row's ``data_source``."""
-        return any(part.function == DEFAULT_FUNCTION for part in self.resolved_parts())
+        own = {DEFAULT_FUNCTION, "lit_rl.rewards.score.compute_score", "lit_rl.rewards.compute_score"}
+        return any(part.function in own for part in self.resolved_parts())
 
     def check(self) -> None:
         """Raise ``ValueError`` where options are out of range or contradict each other."""

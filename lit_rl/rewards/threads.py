@@ -107,8 +107,8 @@ class _Thread:
             error: BaseException | None = None
             try:
                 value = function()
-            except StopIteration as stop:  # a future refuses it
-                error = RuntimeError(f"StopIteration: {stop}")
+            except (StopIteration, asyncio.CancelledError) as raised:  # a future refuses or misreads these
+                error = RuntimeError(f"the function raised {type(raised).__name__}: {raised}")
             except BaseException as raised:  # SystemExit too: it belongs to the call, not to the thread
                 error = raised
             with contextlib.suppress(RuntimeError):  # the loop is closed

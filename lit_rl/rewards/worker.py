@@ -112,4 +112,6 @@ async def _within(awaitable: Awaitable[Any], timeout_s: float) -> Any:
     if not done:
         task.cancel()
         raise ScoreTimeout(timeout_s)
+    if task.cancelled():
+        raise RuntimeError("the function raised CancelledError")
     return task.result()

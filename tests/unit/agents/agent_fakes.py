@@ -84,6 +84,19 @@ class ScoringLoop(AgentLoop):
         return trajectory
 
 
+class FaultyLoop(AgentLoop):
+    """Raises or returns what its options say."""
+
+    def __init__(self, *, fault: object, **kwargs: object) -> None:
+        super().__init__(**kwargs)  # type: ignore[arg-type]
+        self.fault = fault
+
+    async def run(self, prompt: Prompt, sampling: SamplingParams) -> Trajectory:
+        if isinstance(self.fault, BaseException):
+            raise self.fault
+        return self.fault  # type: ignore[return-value]
+
+
 def answer(token_ids: list[int], stop_reason: str = "stop") -> TokenOutput:
     return TokenOutput(
         token_ids=list(token_ids),

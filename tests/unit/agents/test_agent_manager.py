@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from agent_fakes import END, EchoClient, FixedClient, NeverEndingLoop, ScoringLoop, answer, letters, request
+from agent_fakes import END, EchoClient, FaultyLoop, FixedClient, NeverEndingLoop, ScoringLoop, answer, letters, request
 
 from lit_rl.agents import AgentLoopManager, AgentSettings, RolloutFailed, TrajectoryRequest, split_evenly
 from lit_rl.agents.settings import AgentLoopSpec
@@ -185,7 +185,7 @@ def test_row_chooses_its_loop_and_a_loop_that_scores_needs_no_reward_worker(runt
         EchoClient(),
         [request("a", agent_name="scoring"), request("b")],
         rewards=rewards,
-        agent_loops={"scoring": AgentLoopSpec(class_path=path, init_args={"reward": 0.25})},
+        agent_loops={"scoring": AgentLoopSpec(loop_class=path, options={"reward": 0.25})},
     )
     assert [trajectory.reward for trajectory in trajectories] == [0.25, 5.0]
 
@@ -273,6 +273,56 @@ def test_closing_the_stream_cancels_what_still_runs() -> None:
     NeverEndingLoop.cancelled.clear()
     asyncio.run(run())
     assert sorted(NeverEndingLoop.cancelled) == ["row-a", "row-b"]
+
+
+def test_cancelled_rollout_cancels_its_trajectories(runtime: Runtime) -> None:
+    path = f"{NeverEndingLoop.__module__}.{NeverEndingLoop.__qualname__}"
+
+    async def run() -> None:
+        settings = AgentSettings(num_workers=2, default_agent_loop=path)
+        manager = AgentLoopManager(runtime, settings, EchoClient(), letters())
+        await manager.start()
+        rollout = asyncio.create_task(manager.generate([request("a"), request("b")], SamplingParams()))
+        await asyncio.sleep(0.1)
+        rollout.cancel()
+        await asyncio.gather(rollout, return_exceptions=True)
+
+    NeverEndingLoop.cancelled.clear()
+    runtime.loop.run(run(), timeout_s=20, what="the rollout")
+    assert sorted(NeverEndingLoop.cancelled) == ["row-a", "row-b"]
+
+
+def test_worker_gives_a_sign_of_life_while_nothing_ends(monkeypatch) -> None:
+    async def first_item() -> list[tuple[int, Trajectory]]:
+        path = f"{NeverEndingLoop.__module__}.{NeverEndingLoop.__qualname__}"
+        stream = AgentLoopWorker(AgentSettings(default_agent_loop=path), EchoClient(), letters()).run(
+            [request("a")], SamplingParams()
+        )
+        item = await asyncio.wait_for(anext(stream), 5)
+        await stream.aclose()
+        return item
+
+    monkeypatch.setattr("lit_rl.agents.worker._HEARTBEAT_S", 0.0)
+    assert asyncio.run(first_item()) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (asyncio.CancelledError(), "CancelledError"),
+        (SystemExit(3), "SystemExit"),
+        (TimeoutError("the judge is slow"), "the judge is slow"),
+        ("not a trajectory", "FaultyLoop.run() must return a Trajectory, not str"),
+    ],
+)
+def test_whatever_a_loop_does_fails_its_own_trajectory_only(runtime: Runtime, fault: object, message: str) -> None:
+    path = f"{FaultyLoop.__module__}.{FaultyLoop.__qualname__}"
+    spec = AgentLoopSpec(loop_class=path, options={"fault": fault})
+    requests = [request("a", agent_name="faulty"), request("b")]
+    trajectories = generate(runtime, EchoClient(), requests, agent_loops={"faulty": spec})
+    assert message in (trajectories[0].error or "")
+    assert "row-a" in (trajectories[0].error or "")
+    assert trajectories[1].text == "b"
 
 
 def test_special_tokens_and_untrained_tokens_are_not_in_the_text(runtime: Runtime) -> None:

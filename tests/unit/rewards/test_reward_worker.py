@@ -91,6 +91,27 @@ def test_async_function_is_cancelled_when_its_time_is_up() -> None:
     assert [result.is_timeout for result in results] == [True, False]
 
 
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(2), StopIteration(), KeyboardInterrupt()])
+def test_no_exception_of_a_plain_function_escapes(error: BaseException) -> None:
+    def raises(solution_str: str) -> float:
+        raise error
+
+    (result,) = run(RewardSettings(function=raises), "a")
+    assert result.score is None
+    assert type(error).__name__ in (result.error or "")
+
+
+# SystemExit and KeyboardInterrupt in a coroutine end the loop: asyncio takes them for the wish to end the process.
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), StopIteration()])
+def test_no_exception_of_an_async_function_escapes(error: BaseException) -> None:
+    async def raises(solution_str: str) -> float:
+        raise error
+
+    (result,) = run(RewardSettings(function=raises), "a")
+    assert result.score is None
+    assert type(error).__name__ in (result.error or "")
+
+
 def test_timeout_error_of_the_function_itself_is_not_taken_for_ours() -> None:
     def impatient(solution_str: str) -> float:
         raise TimeoutError("the judge did not answer")

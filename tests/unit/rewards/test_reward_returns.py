@@ -80,6 +80,27 @@ def test_arithmetic_is_dispatched_by_data_source() -> None:
     assert compute_score("arithmetic", "", "12") == {"score": 0.0, "acc": 0.0, "well_formed": 0.0}
 
 
+@pytest.mark.parametrize(
+    ("data_source", "right", "ground_truth"),
+    [  # contracts 9.5
+        ("openai/gsm8k", "so #### 18", "18"),
+        ("lighteval/MATH", r"\boxed{18}", "18"),
+        ("numina_olympiads", r"\boxed{18}", "18"),
+        ("math_dapo", "Answer: 18", "18"),
+        ("aime2024", "Answer: 18", "18"),
+        ("hiyouga/geometry3k", r"<think>x</think> \boxed{18}", "18"),
+        ("multiple_choice", "Answer: B", "B"),
+        ("searchR1_nq", "<answer>Paris</answer>", {"target": ["Paris"]}),
+    ],
+)
+def test_data_source_finds_its_scorer(data_source: str, right: str, ground_truth: Any) -> None:
+    for answer, score in [(right, 1.0), ("no idea", 0.0)]:
+        result = normalize_reward_return(compute_score(data_source, answer, ground_truth), data_source, "row")
+        assert result.error is None
+        # DAPO's mathematics scores a wrong answer with -1.
+        assert result.score == (score or (-1.0 if data_source in ("math_dapo", "aime2024") else 0.0))
+
+
 def test_data_source_without_scorer_is_named() -> None:
     assert not has_scorer("my/own")
     with pytest.raises(ValueError, match=r"data_source 'my/own'.*data\.rewards\.function"):

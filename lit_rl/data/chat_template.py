@@ -29,6 +29,7 @@ _APPENDABLE_ROLES = ("tool", "user", "system", "developer")
 _RENDER_ERRORS = (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError)
 # Mistral's templates insist on ids of nine characters.
 _STAND_IN_CALL_ID = "call00000"
+_MAX_CACHED_PROMPTS = 64
 
 
 class ChatTemplateError(ValueError):
@@ -71,6 +72,8 @@ class ChatTemplate:
         self.template_kwargs = dict(template_kwargs or {})
         self.custom_template = custom_template
         self._end_ids = {*end_token_ids, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])}
+        # The samples of a group ask for the same prompt, and encoding takes five times as long as rendering.
+        self._prompt_ids: dict[str, list[int]] = {}
         # Random, so that no tool can answer with it.
         self._marker = f"marker{secrets.token_hex(8)}"
 
@@ -84,7 +87,13 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: If the template fails on these messages.
         """
-        return self.encode(self.render_text(messages, tools))
+        text = self.render_text(messages, tools)
+        ids = self._prompt_ids.get(text)
+        if ids is None:
+            if len(self._prompt_ids) >= _MAX_CACHED_PROMPTS:
+                self._prompt_ids.clear()
+            ids = self._prompt_ids[text] = self.encode(text)
+        return list(ids)
 
     def continuation_ids(
         self,

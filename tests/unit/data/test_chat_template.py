@@ -211,6 +211,17 @@ def test_tools_and_template_variables_reach_the_prompt(make_template) -> None:
     assert "weather" not in template.tokenizer.decode(template.render_prompt([user("Q")], tools=[]))
 
 
+def test_changing_a_rendered_prompt_does_not_change_the_next_one(make_template) -> None:
+    template = make_template("chatml")
+    ids = template.render_prompt([user("Q")])
+    expected = list(ids)
+    ids.clear()
+    assert template.render_prompt([user("Q")]) == expected
+    for number in range(200):
+        text = template.tokenizer.decode(template.render_prompt([user(f"Q{number}")]))
+        assert f"Q{number}<|im_end|>" in text
+
+
 def test_an_own_template_as_text_or_file(base_tokenizer, tmp_path: Path) -> None:
     source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     (tmp_path / "own.jinja").write_text(source)

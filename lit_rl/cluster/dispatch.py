@@ -264,8 +264,8 @@ def _common_length(method: str, given: dict[str, Any]) -> int:
             continue
         if not (isinstance(value, list | tuple) or (hasattr(value, "split") and hasattr(value, "concat"))):
             raise DispatchError(
-                f"{method}(): {name} is a {type(value).__name__}, which cannot be split. Wrap it in Broadcast(...) to give it "
-                "to every worker, or pass a list, or an object with len(), split(sizes) and concat(parts)."
+                f"{method}(): {name} is a {type(value).__name__}, which cannot be split. Wrap it in Broadcast(...) "
+                "to give it to every worker, or pass a list, or an object with len(), split(sizes) and concat(parts)."
             )
         lengths[name] = len(value)
     if not lengths:

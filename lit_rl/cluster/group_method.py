@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
+import functools
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -81,8 +82,8 @@ class GroupMethod:
         """Call the workers. Arguments that are futures of earlier calls are waited for first.
 
         Returns:
-            What the mode says, see `Dispatch`; or futures of it: one where results are joined or rank 0 runs alone, else a
-            list with one per rank.
+            What the mode says, see `Dispatch`; or futures of it: one where results are joined or rank 0 runs alone,
+            else a list with one per rank.
 
         Raises:
             WorkerGroupError: At least one rank failed or took too long; lists all that did.
@@ -114,7 +115,7 @@ class GroupMethod:
             tasks = self._start((await self._plan(args, kwargs))[1])
             for task, future in zip(tasks, futures, strict=True):
                 if task is not None:
-                    task.add_done_callback(lambda done, future=future: _copy_result(done, future))
+                    task.add_done_callback(functools.partial(_copy_result, future))
             await self._finish(tasks)
         except BaseException as error:
             for future in futures:
@@ -182,7 +183,7 @@ def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
     return asyncio.CancelledError("the call was cancelled") if task.cancelled() else task.exception()
 
 
-def _copy_result(task: asyncio.Task[Any], future: concurrent.futures.Future[Any]) -> None:
+def _copy_result(future: concurrent.futures.Future[Any], task: asyncio.Task[Any]) -> None:
     # Failures are told by `_fill`, for all ranks together.
     if not task.cancelled() and task.exception() is None and not future.done():
         future.set_result(task.result())

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import psutil
 
+from lit_rl.cluster.guardian import Guardian
+
 if TYPE_CHECKING:
     from lit_rl.cluster.worker_group import WorkerGroup
 
@@ -154,6 +156,7 @@ class Runtime:
         self._is_started = False
         self._has_connected = False  # this object called ray.init, so it calls ray.shutdown
         self._session_dir = ""
+        self._guardian: Guardian | None = None
 
     @property
     def address(self) -> str:
@@ -203,6 +206,7 @@ class Runtime:
             )
             self._has_connected = True
             self._session_dir = str(context.address_info.get("session_dir") or "") if starts_cluster else ""
+            self._guardian = Guardian(process.pid for process in _session_processes(self._session_dir))
         else:
             self.namespace = ray.get_runtime_context().namespace
         self._address = str(ray.get_runtime_context().gcs_address)
@@ -223,6 +227,8 @@ class Runtime:
             daemons = _session_processes(self._session_dir)
             ray.shutdown()
             _end_processes(daemons)
+            if self._guardian is not None:
+                self._guardian.stop()
         self._has_connected = self._is_started = False
         self._address = None
         self.loop.stop()

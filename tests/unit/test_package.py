@@ -78,3 +78,15 @@ def test_configuration_file_is_readable_and_says_what_it_is_for(path: Path) -> N
 def test_ci_script_is_valid_bash() -> None:
     assert subprocess.run(["bash", "-n", ROOT / ".ci" / "run"], timeout=10).returncode == 0
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_accuracy_of_a_run_is_read_from_its_metrics(tmp_path: Path) -> None:
+    run = tmp_path / "run" / "time"
+    run.mkdir(parents=True)
+    rows = ["step,critic/score/mean,val-core/sums/reward/mean@1", "0,0.3,0.44", "1,0.4,", "2,,0.5", "10,,0.81"]
+    (run / "metrics.csv").write_text("\n".join(rows) + "\n")
+    script = ROOT / "examples" / "accuracy_of_run.py"
+
+    process = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, timeout=60)
+
+    assert process.stdout == "Held-out reward, sums: 0.440 before training, 0.810 after 10 iterations.\n"

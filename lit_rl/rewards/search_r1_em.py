@@ -57,7 +57,12 @@ def em_check(prediction: str, golden_answers: str | Iterable[str]) -> int:
     Gold answers that normalise to nothing (``The``) are ignored: they would match every empty prediction.
     """
     normalized = normalize_answer(prediction)
-    return int(bool(normalized) and any(_normalize_golden(golden) == normalized for golden in _as_list(golden_answers)))
+    if not normalized:
+        return 0
+    for golden in _as_list(golden_answers):
+        if _normalize_golden(golden) == normalized:
+            return 1
+    return 0
 
 
 def subem_check(prediction: str, golden_answers: str | Iterable[str]) -> int:
@@ -92,7 +97,10 @@ def compute_score(
         return 0.0
     if not em_check(answer, ground_truth["target"]):
         return format_score
-    has_tag_spam = solution_str.count(_OPENING) > _MAX_TAGS or solution_str.count(_CLOSING) > _MAX_TAGS
+    # Short texts have no room for so many tags.
+    has_tag_spam = len(solution_str) > _MAX_TAGS * len(_OPENING) and (
+        solution_str.count(_OPENING) > _MAX_TAGS or solution_str.count(_CLOSING) > _MAX_TAGS
+    )
     return score / 4 if has_tag_spam else score
 
 
@@ -117,4 +125,4 @@ def _normalize_golden(golden: str) -> str:
 
 
 def _as_list(golden_answers: str | Iterable[str]) -> list[str]:
-    return [golden_answers] if isinstance(golden_answers, str) else [str(golden) for golden in golden_answers]
+    return [golden_answers] if isinstance(golden_answers, str) else list(map(str, golden_answers))

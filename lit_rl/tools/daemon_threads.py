@@ -112,19 +112,20 @@ class DaemonThreads:
 
 
 def _deliver(job: _Job, result: Any, error: BaseException | None) -> None:
-    def set_outcome() -> None:
-        if job.future.done():
-            return
-        if error is None:
-            job.future.set_result(result)
-        elif isinstance(error, StopIteration | KeyboardInterrupt | SystemExit | asyncio.CancelledError):
-            # A future refuses StopIteration, and the others would end the event loop instead of the call.
-            job.future.set_exception(RuntimeError(f"the tool raised {type(error).__name__}: {error}"))
-        else:
-            job.future.set_exception(error)
-
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-        job.loop.call_soon_threadsafe(set_outcome)
+        job.loop.call_soon_threadsafe(_set_outcome, job.future, result, error)
+
+
+def _set_outcome(future: asyncio.Future, result: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    elif isinstance(error, StopIteration | KeyboardInterrupt | SystemExit | asyncio.CancelledError):
+        # A future refuses StopIteration, and the others would end the event loop instead of the call.
+        future.set_exception(RuntimeError(f"the tool raised {type(error).__name__}: {error}"))
+    else:
+        future.set_exception(error)
 
 
 SYNC_TOOL_THREADS = DaemonThreads()

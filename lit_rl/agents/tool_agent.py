@@ -1,0 +1,275 @@
+"""The agent loop with tools: sample, run the calls, append their answers, sample again.
+
+Position in the flow: worker -> **ToolAgentLoop** -> ToolSession and client. Sampled ids are kept as they are; each
+round appends only the ids of the new messages, with mask 0. Whatever the policy does wrong (unknown tool, bad
+arguments, unreadable call, too many calls) is answered and counted. The last token of a trajectory is always the
+policy's, so that a terminal reward reaches it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Any, get_args
+
+from lit_rl.agents.agent_loop import AgentLoop
+from lit_rl.agents.response import Response, finish_response, first_end_position
+from lit_rl.agents.tool_messages import TruncateSide, assistant_message, call_id, tool_message, truncate_text
+from lit_rl.agents.tool_parsers import ParsedMessage, get_tool_parser
+from lit_rl.tools.base_tool import ToolContext
+from lit_rl.tools.session import Tool, ToolResult, ToolSession
+from lit_rl.types import Message, Prompt, SamplingParams, Trajectory
+
+logger = logging.getLogger(__name__)
+
+# An odd constant: sampling of later turns must not repeat the random numbers of the first.
+_SEED_STEP = 0x9E3779B97F4A7C15
+
+
+class ToolAgentLoop(AgentLoop):
+    """A conversation with tools. Its name in a row's ``agent_name`` is ``tool_agent``.
+
+    A row may narrow the tools with ``extra_info.tool_selection`` (list of names; empty means all) and give them
+    arguments with ``extra_info.tools_kwargs``.
+
+    Args:
+        tool_parser: Format of the calls; see `get_tool_parser`.
+        max_assistant_turns: The turn of this number ends the conversation, its calls are not run; ``None``: no limit.
+        max_user_turns: After this many rounds of tool answers the next turn is the last; ``None``: no limit.
+        max_parallel_calls: Calls of one message that are run, at least 1; further ones are answered with a refusal.
+        max_tool_response_tokens: Longest answer of one call, tokens; longer ones are cut and marked. ``None``: half of
+            ``max_response_tokens``.
+        tool_response_truncate_side: ``left``, ``right`` or ``middle``: what of a long answer is left out.
+        max_consecutive_invalid_calls: So many wrong calls in a row end the conversation; ``None``: no limit.
+        tool_timeout_s: Wall clock of one call in seconds, where the tool sets none.
+        score_with_tools: Train on the tools' own rewards (all step rewards and each ``calc_reward``) instead of a
+            scorer.
+        **kwargs: See `AgentLoop`.
+
+    Raises:
+        ValueError: For an option out of its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        tool_parser: str = "hermes",
+        max_assistant_turns: int | None = None,
+        max_user_turns: int | None = None,
+        max_parallel_calls: int = 1,
+        max_tool_response_tokens: int | None = None,
+        tool_response_truncate_side: TruncateSide = "middle",
+        max_consecutive_invalid_calls: int | None = None,
+        tool_timeout_s: float = 60.0,
+        score_with_tools: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if max_parallel_calls < 1:
+            raise ValueError(f"max_parallel_calls={max_parallel_calls}: must be at least 1.")
+        if max_tool_response_tokens is not None and max_tool_response_tokens < 1:
+            raise ValueError(f"max_tool_response_tokens={max_tool_response_tokens}: must be at least 1.")
+        if tool_response_truncate_side not in get_args(TruncateSide):
+            raise ValueError(
+                f"tool_response_truncate_side={tool_response_truncate_side!r}: must be one of {get_args(TruncateSide)}."
+            )
+        self.parser = get_tool_parser(tool_parser)
+        self.max_assistant_turns = max_assistant_turns
+        self.max_user_turns = max_user_turns
+        self.max_parallel_calls = max_parallel_calls
+        self.max_tool_response_tokens = max_tool_response_tokens or max(1, self.max_response_tokens // 2)
+        self.tool_response_truncate_side: TruncateSide = tool_response_truncate_side
+        self.max_consecutive_invalid_calls = max_consecutive_invalid_calls
+        self.tool_timeout_s = tool_timeout_s
+        self.score_with_tools = score_with_tools
+        self.tool_rewards: list[float] = []
+        self._assistant_turns = 0
+        self._user_turns = 0
+        self._consecutive_invalid_calls = 0
+
+    async def run(self, prompt: Prompt, sampling: SamplingParams) -> Trajectory:
+        """Hold the conversation.
+
+        Raises:
+            ValueError: If the row's ``tools_kwargs`` cannot be used, or a tool answers a text-only policy with media.
+            RuntimeError: If a tool's ``calc_reward`` failed.
+        """
+        tools = self._select_tools(prompt)
+        schemas = [tool.tool_schema.to_dict() for tool in tools.values() if tool.tool_schema is not None]
+        session = ToolSession(
+            tools,
+            ToolContext(row_id=prompt.row_id, messages=list(prompt.messages), seed=sampling.seed),
+            prompt.extra_info.get("tools_kwargs"),
+            known_tools=self.tools,
+            timeout_s=self.tool_timeout_s,
+        )
+        if prompt.extra_info.get("need_tools_kwargs") and not session.tools_kwargs:
+            logger.warning("Row %s: need_tools_kwargs is set, but tools_kwargs is empty.", prompt.row_id)
+        prompt_ids = self._render_prompt(prompt, schemas)
+        response = Response(token_ids=[], loss_mask=[], logprobs=[], policy_versions=[], stop_reason="stop")
+        messages = session.context.messages
+        async with session:
+            await self._converse(prompt_ids, response, messages, session, schemas, sampling)
+            final_rewards = await session.final_rewards()
+        for name, amount in session.metrics.items():
+            self.metrics[name] = self.metrics.get(name, 0.0) + amount
+        trajectory = self.build_trajectory(
+            prompt,
+            prompt_ids,
+            response,
+            num_turns=self._user_turns + self._assistant_turns + 1,
+            messages=messages[len(prompt.messages) :],
+        )
+        self._add_rewards(trajectory, final_rewards)
+        return trajectory
+
+    async def _converse(
+        self,
+        prompt_ids: list[int],
+        response: Response,
+        messages: list[Message],
+        session: ToolSession,
+        schemas: list[dict[str, Any]],
+        sampling: SamplingParams,
+    ) -> None:
+        limit = min(sampling.max_tokens, self.max_response_tokens)
+        while True:
+            turn = await self._generate_turn(prompt_ids, response, sampling, limit)
+            _append(response, turn)
+            self._assistant_turns += 1
+            parsed = self.parser.parse_ids(
+                turn.token_ids, self.tokenizer, schemas, is_truncated=turn.stop_reason == "length"
+            )
+            if turn.stop_reason != "stop" or len(response.token_ids) >= limit:
+                # Nothing of a cut message is run: half a call teaches nonsense.
+                messages.append({"role": "assistant", "content": parsed.content})
+                return
+            messages.append(assistant_message(parsed, self._assistant_turns))
+            if not parsed.calls and not parsed.malformed:
+                return
+            if _is_reached(self._assistant_turns, self.max_assistant_turns) or _is_reached(
+                self._user_turns, self.max_user_turns
+            ):
+                self.metrics["ended_by_max_turns"] = 1.0
+                return
+            answers = await self._answer(parsed, session)
+            if _is_reached(self._consecutive_invalid_calls, self.max_consecutive_invalid_calls):
+                self.metrics["ended_by_invalid_calls"] = 1.0
+                return
+            appended = self.chat_template.continuation_ids(  # type: ignore[attr-defined]
+                [*messages, *answers], len(messages), turn.token_ids, schemas or None
+            )
+            if len(response.token_ids) + len(appended) >= limit:
+                # Neither tokens nor messages of this round are kept, so that both say the same.
+                self.metrics["ended_by_tool_response"] = 1.0
+                response.stop_reason = "length"
+                return
+            messages.extend(answers)
+            self._user_turns += 1
+            _append_masked(response, appended)
+
+    async def _generate_turn(
+        self, prompt_ids: list[int], response: Response, sampling: SamplingParams, limit: int
+    ) -> Response:
+        max_tokens = limit - len(response.token_ids)
+        seed = sampling.seed
+        if seed is not None and self._assistant_turns:
+            seed = (seed + self._assistant_turns * _SEED_STEP) % 2**63
+        output = await self.generate(
+            prompt_ids + response.token_ids, replace(sampling, max_tokens=max_tokens, seed=seed)
+        )
+        end_token_ids = self.end_token_ids.union(sampling.stop_token_ids)
+        end = None if sampling.ignore_eos else first_end_position(output.token_ids, end_token_ids)
+        if end is not None:
+            # What an engine samples after the end must not stand in the middle of a conversation.
+            output = replace(
+                output,
+                token_ids=output.token_ids[: end + 1],
+                logprobs=output.logprobs[: end + 1],
+                policy_versions=output.policy_versions[: end + 1],
+            )
+        return finish_response(
+            output,
+            end_token_ids=end_token_ids,
+            max_tokens=max_tokens,
+            ignore_eos=sampling.ignore_eos,
+            appended_end_token_id=self.appended_end_token_id if sampling.stop else None,
+        )
+
+    async def _answer(self, parsed: ParsedMessage, session: ToolSession) -> list[Message]:
+        """Run the calls of one message; returns one tool message per call, in order, then one per unreadable call."""
+        turn = session.context.turn = self._assistant_turns
+        run = parsed.calls[: self.max_parallel_calls]
+        results = await asyncio.gather(*(session.call(call.name, call.arguments) for call in run))
+        answers = []
+        for index, (call, result) in enumerate(zip(run, results, strict=True)):
+            self.tool_rewards.append(result.reward)
+            self._consecutive_invalid_calls = self._consecutive_invalid_calls + 1 if result.is_invalid else 0
+            answers.append(tool_message(call.name, self._shorten(result, session), call_id(call, turn, index)))
+        for index, call in enumerate(parsed.calls[len(run) :], start=len(run)):
+            self._count("num_refused_calls")
+            text = f"Not run: at most {self.max_parallel_calls} tool call(s) per message. Call again if still needed."
+            answers.append(tool_message(call.name, text, call_id(call, turn, index)))
+        for index, reason in enumerate(parsed.malformed, start=len(parsed.calls)):
+            session.count_malformed()
+            self.tool_rewards.append(0.0)
+            self._consecutive_invalid_calls += 1
+            answers.append(tool_message("tool", f"Malformed tool call: {reason}.", call_id(None, turn, index)))
+        return answers
+
+    def _shorten(self, result: ToolResult, session: ToolSession) -> str:
+        if result.image or result.video:
+            raise ValueError(
+                f"Row {session.context.row_id}: a tool answered with images or video, and the policy reads text only. "
+                "Take a text tool."
+            )
+        text = truncate_text(
+            result.text, self.max_tool_response_tokens, self.tool_response_truncate_side, self.tokenizer
+        )
+        if text is not result.text:
+            self._count("num_truncated_tool_responses")
+        return text
+
+    def _select_tools(self, prompt: Prompt) -> dict[str, Tool]:
+        selection = prompt.extra_info.get("tool_selection")
+        # A column of a parquet file may come as an array, whose truth value is an error.
+        if selection is None or len(selection) == 0:
+            return dict(self.tools)
+        return {name: tool for name, tool in self.tools.items() if name in selection}
+
+    def _render_prompt(self, prompt: Prompt, schemas: list[dict[str, Any]]) -> list[int]:
+        # The dataset has measured the prompt with the template's own tools.
+        if schemas == (getattr(self.chat_template, "tools", None) or []):
+            return self.render_prompt(prompt)
+        return self.chat_template.render_prompt(prompt.messages, schemas)  # type: ignore[call-arg]
+
+    def _add_rewards(self, trajectory: Trajectory, final_rewards: dict[str, float]) -> None:
+        if self.tool_rewards:
+            trajectory.reward_parts["tool_reward"] = sum(self.tool_rewards)
+        for name, reward in final_rewards.items():
+            trajectory.reward_parts[f"tool_reward/{name}"] = reward
+        if self.score_with_tools:
+            trajectory.reward = sum(self.tool_rewards) + sum(final_rewards.values())
+
+    def _count(self, name: str) -> None:
+        self.metrics[name] = self.metrics.get(name, 0.0) + 1.0
+
+
+def _is_reached(count: int, limit: int | None) -> bool:
+    return bool(limit) and count >= (limit or 0)
+
+
+def _append(response: Response, turn: Response) -> None:
+    response.token_ids += turn.token_ids
+    response.loss_mask += turn.loss_mask
+    response.logprobs += turn.logprobs
+    response.policy_versions += turn.policy_versions
+    response.stop_reason = turn.stop_reason
+
+
+def _append_masked(response: Response, token_ids: list[int]) -> None:
+    response.token_ids += token_ids
+    response.loss_mask += [0] * len(token_ids)
+    response.logprobs += [0.0] * len(token_ids)
+    response.policy_versions += [-1] * len(token_ids)

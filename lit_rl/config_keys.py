@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import functools
 import importlib
+import logging
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,8 @@ from typing import Any
 
 import yaml
 from jsonargparse import ArgumentParser
-from lightning_utilities.core.rank_zero import rank_zero_warn
+
+log = logging.getLogger(__name__)
 
 _CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 
@@ -217,9 +219,13 @@ class KeyChecker:
         dropped = sorted(self._init_args_of.get(path, set()) - accepted)
         self._init_args_of[path] = self._init_args_of.get(path, set()) & accepted
         if dropped:
-            rank_zero_warn(
-                f"{source}: {path} changes from {before.__name__} to {target.__name__}, which does not have "
-                f"{', '.join(dropped)}: dropped."
+            log.warning(
+                "%s: %s changes from %s to %s, which does not have %s: dropped.",
+                source,
+                path,
+                before.__name__,
+                target.__name__,
+                ", ".join(dropped),
             )
 
     def _suggest(self, name: str, known: Mapping[str, Any], path: str) -> str:

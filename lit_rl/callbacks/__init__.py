@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from lit_rl.callbacks.reward_plot import RewardPlot
     from lit_rl.callbacks.run_config import LogRunConfig
     from lit_rl.callbacks.trajectory_log import TrajectoryLog
+    from lit_rl.callbacks.validate_first import ValidateFirst
     from lit_rl.callbacks.weight_sync import WeightSync
 
 _MODULE_OF = {
@@ -19,10 +20,19 @@ _MODULE_OF = {
     "RLProgress": "progress",
     "RewardPlot": "reward_plot",
     "TrajectoryLog": "trajectory_log",
+    "ValidateFirst": "validate_first",
     "WeightSync": "weight_sync",
 }
 
-__all__ = ["IterationCheckpoint", "LogRunConfig", "RLProgress", "RewardPlot", "TrajectoryLog", "WeightSync"]
+__all__ = [
+    "IterationCheckpoint",
+    "LogRunConfig",
+    "RLProgress",
+    "RewardPlot",
+    "TrajectoryLog",
+    "ValidateFirst",
+    "WeightSync",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,15 +9,17 @@ followed over iterations. Token ids are not written.
 from __future__ import annotations
 
 import json
+import logging
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lit_rl.types import Trajectory
+
+log = logging.getLogger(__name__)
 
 TRAJECTORIES = "trajectories"
 
@@ -93,7 +95,7 @@ class TrajectoryLog(Callback):
                     file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
         except OSError as error:
             # A log that cannot be written is no reason to lose a run; a full disk stops it at its next checkpoint.
-            rank_zero_warn(f"Could not write {folder / name}.jsonl: {error}")
+            log.warning("Could not write %s: %s", folder / f"{name}.jsonl", error)
 
 
 def _data(trainer: Trainer) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import dataclass, field
 
 import lightning as L
 import torch
 
-from lit_rl.callbacks.progress import RLProgress
-from lit_rl.callbacks.trajectory_log import TrajectoryLog
 from lit_rl.cli import RLCLI
 from lit_rl.experience.progress import PhaseProgress
 from lit_rl.types import Trajectory
@@ -35,16 +35,23 @@ class BaseModule(L.LightningModule):
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
         if self.current_epoch == self.fails_at:
-            raise RuntimeError("the step failed")
+            self.fail()
         self.seen.append(int(batch[0, 0]))
         optimizer = self.optimizers()
         optimizer.zero_grad()
         self.manual_backward(self.weight(batch).sum())
         optimizer.step()
         reward = float(self.current_epoch) / 10
-        values = {"iteration": float(self.current_epoch), "step": float(self.current_epoch), "critic/score/mean": reward}
+        values = {
+            "iteration": float(self.current_epoch),
+            "step": float(self.current_epoch),
+            "critic/score/mean": reward,
+        }
         values |= {"response_length/mean": 7.0, "timing_s/gen": 1.5, "timing_s/update_actor": 2.5}
         self.log_dict(values, on_step=False, on_epoch=True, batch_size=1)
+
+    def fail(self) -> None:
+        raise RuntimeError("the step failed")
 
     def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
         values = {"val-core/sums/reward/mean@1": self.current_epoch / 5, "step": float(self.current_epoch + 1)}
@@ -75,6 +82,16 @@ class ModuleB(BaseModule):
     def __init__(self, model_name: str | None = None, lr: float = 0.1, width: int = 3) -> None:
         super().__init__(model_name, lr)
         self.width = width
+
+
+class InterruptedModule(ModuleA):
+    def fail(self) -> None:
+        raise KeyboardInterrupt
+
+
+class TerminatedModule(ModuleA):
+    def fail(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Rows:
@@ -134,8 +151,18 @@ class Data(L.LightningDataModule):
 
 
 class NeedsEngine(Data):
-    def __init__(self, model_name: str | None = None) -> None:
+    def __init__(
+        self,
+        model_name: str | None = None,
+        group_size: int = 2,
+        sampling: Sampling | None = None,
+        verbose: bool = False,
+    ) -> None:
         raise AssertionError("built although the configuration is wrong")
+
+
+class BadCheckpoint(L.pytorch.callbacks.ModelCheckpoint):
+    """A checkpoint callback that may save anywhere."""
 
 
 class StandInCLI(RLCLI):
@@ -147,7 +174,7 @@ class StandInCLI(RLCLI):
 
 
 def make_trajectory(row_id: str, sample: int, **kwargs) -> Trajectory:
-    values = {
+    values: dict = {
         "row_id": row_id,
         "group_id": f"0:{row_id}",
         "sample_index": sample,
@@ -162,6 +189,3 @@ def make_trajectory(row_id: str, sample: int, **kwargs) -> Trajectory:
         "text": "4 5",
     }
     return Trajectory(**(values | kwargs))
-
-
-__all__ = ["BaseModule", "Data", "ModuleA", "ModuleB", "RLProgress", "StandInCLI", "TrajectoryLog", "make_trajectory"]

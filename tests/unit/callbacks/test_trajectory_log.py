@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lit_rl.callbacks.trajectory_log import TrajectoryLog, sample_trajectories, trajectory_row
+
+
+def _lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_row_has_text_score_and_what_verls_dumps_lose(make_data, make_trajectory) -> None:
+    trajectory = make_trajectory(policy_versions=[3, 4], seed=9)
+
+    row = trajectory_row(trajectory, make_data(), 5)
+
+    assert row == {
+        "input": "1 2 3",
+        "output": "four five",
+        "gts": "truth of row1",
+        "score": 1.0,
+        "step": 5,
+        "reward_parts": {"format": 0.5},
+        "data_source": "sums",
+        "row_id": "row1",
+        "group_id": "0:row1",
+        "sample_index": 0,
+        "stop_reason": "stop",
+        "num_turns": 2,
+        "prompt_tokens": 3,
+        "response_tokens": 2,
+        "policy_version_min": 3,
+        "policy_version_max": 4,
+        "seed": 9,
+        "messages": [],
+        "error": None,
+    }
+
+
+def test_tool_tokens_are_in_the_output_and_their_version_is_not_counted(make_data, make_trajectory) -> None:
+    trajectory = make_trajectory(
+        response_ids=[4, 7, 5], loss_mask=[1, 0, 1], rollout_logprobs=[0.0] * 3, policy_versions=[3, -1, 4]
+    )
+
+    row = trajectory_row(trajectory, make_data(), 0)
+
+    assert row["output"] == "4 7 5"
+    assert (row["policy_version_min"], row["policy_version_max"]) == (3, 4)
+
+
+def test_a_failed_trajectory_keeps_its_error_and_has_no_score(make_data, make_trajectory) -> None:
+    trajectory = make_trajectory(
+        response_ids=[], loss_mask=[], rollout_logprobs=[], policy_versions=[], reward=None, error="boom", text=""
+    )
+
+    row = trajectory_row(trajectory, make_data(), 0)
+
+    assert (row["score"], row["error"], row["policy_version_min"]) == (None, "boom", None)
+
+
+def test_the_same_rows_are_sampled_whenever_they_come_up(make_trajectory) -> None:
+    everything = [make_trajectory(f"row{number}", sample) for number in range(20) for sample in range(2)]
+    others = [make_trajectory(f"other{number}", 0) for number in range(3)]
+
+    chosen = sample_trajectories(everything, 6)
+
+    assert len(chosen) == 6
+    assert chosen == sample_trajectories(list(reversed(everything)), 6)
+    rows = {trajectory.row_id for trajectory in chosen}
+    assert len(rows) == 3
+    # Among further rows those already followed stay ahead of all but the new ones.
+    again = {trajectory.row_id for trajectory in sample_trajectories(everything + others, 12)}
+    assert rows <= again
+
+
+def test_no_limit_writes_all_and_zero_none(make_trajectory) -> None:
+    everything = [make_trajectory(f"row{number}") for number in range(5)]
+
+    assert len(sample_trajectories(everything, -1)) == 5
+    assert sample_trajectories(everything, 0) == []
+
+
+def test_each_iteration_and_validation_gets_a_file(train, tmp_path, make_data, make_trajectory) -> None:
+    data = make_data()
+    data.last_trajectories = [make_trajectory("row1"), make_trajectory("row2")]
+    data.last_validation_trajectories = [make_trajectory("row9")]
+
+    train(TrajectoryLog(), iterations=2, validate_every=2, data=data, num_sanity_val_steps=1)
+
+    folder = tmp_path / "trajectories"
+    # Case O46: nothing of the sanity check. The validation scored the weights of version 2.
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "iteration_00000.jsonl",
+        "iteration_00001.jsonl",
+        "validation_00002.jsonl",
+    ]
+    assert [row["row_id"] for row in _lines(folder / "iteration_00001.jsonl")] == ["row1", "row2"]
+    assert [row["step"] for row in _lines(folder / "iteration_00001.jsonl")] == [1, 1]
+    assert [row["step"] for row in _lines(folder / "validation_00002.jsonl")] == [2]
+
+
+def test_a_file_that_cannot_be_written_does_not_stop_the_run(
+    train, tmp_path, make_data, make_trajectory, caplog
+) -> None:
+    data = make_data()
+    data.last_trajectories = [make_trajectory()]
+    (tmp_path / "trajectories/iteration_00000.jsonl").mkdir(parents=True)
+
+    trainer = train(TrajectoryLog(), iterations=2, data=data)
+
+    assert trainer.current_epoch == 2
+    assert "Could not write" in caplog.text
+    assert (tmp_path / "trajectories/iteration_00001.jsonl").exists()
+
+
+def test_a_negative_limit_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_per_iteration=-2"):
+        TrajectoryLog(max_per_iteration=-2)

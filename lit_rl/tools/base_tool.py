@@ -71,6 +71,8 @@ class BaseTool:
         self.name: str = schema.function.name
         self.timeout_s: float | None = self.config.get("timeout_s")
         self.max_concurrency: int | None = self.config.get("max_concurrency")
+        # Set by `attach_rate_limits`; has ``lease()``.
+        self.rate_limiter: Any = None
 
     def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema | None:
         """Return the schema; override it where the YAML gives none."""

@@ -57,6 +57,7 @@ class FunctionTool:
         self.name: str = self.tool_schema.function.name
         self.timeout_s = timeout_s
         self.max_concurrency = max_concurrency
+        self.rate_limiter: Any = None
         target = function.func if isinstance(function, functools.partial) else function
         self.is_async: bool = inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(
             getattr(target, "__call__", None)  # noqa: B004 - asks whether __call__ is a coroutine function

@@ -175,9 +175,20 @@ class ToolSession:
             return self._failure(name, error)
         slot = _slot(tool)
         if slot is None:
-            return await self._run(name, tool, parameters)
+            return await self._run_limited(name, tool, parameters)
         async with slot:
+            return await self._run_limited(name, tool, parameters)
+
+    async def _run_limited(self, name: str, tool: Tool, parameters: dict[str, Any]) -> ToolResult:
+        if tool.rate_limiter is None:
             return await self._run(name, tool, parameters)
+        started = time.perf_counter()
+        try:
+            async with tool.rate_limiter.lease():
+                self._count("rate_limit_wait_s", time.perf_counter() - started)
+                return await self._run(name, tool, parameters)
+        except TimeoutError:
+            return ToolResult(text=f"Tool '{name}' is busy.", status="timeout")
 
     async def _run(self, name: str, tool: Tool, parameters: dict[str, Any]) -> ToolResult:
         limit_s = self._limit_s(tool)

@@ -1,0 +1,127 @@
+"""Code in the sandbox: what it may do, and the ways out that are refused."""
+
+import asyncio
+import os
+import sys
+import time
+
+import pytest
+
+from lit_rl.tools import ToolSession
+from lit_rl.tools.sandbox import SandboxLimits, SandboxTool, SandboxUnavailable, run_python
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
+
+
+def run(code, stdin="", **limits):
+    try:
+        return asyncio.run(run_python(code, stdin=stdin, limits=SandboxLimits(**limits)))
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+
+
+def test_a_program_computes_reads_and_writes():
+    result = run(
+        "import json, math, threading\n"
+        "open('a.txt', 'w').write('é' + input())\n"
+        "t = threading.Thread(target=lambda: print(open('a.txt').read())); t.start(); t.join()\n"
+        "print(__name__, math.sqrt(16))",
+        stdin="hello\n",
+    )
+    assert (result.status, result.stdout, result.stderr) == ("finished", "éhello\n__main__ 4.0\n", "")
+
+
+def test_errors_are_shown_as_python_shows_them():
+    result = run("x = 1\nx / 0")
+    assert (result.status, result.exit_code) == ("failed", 1)
+    assert "line 2" in result.stderr
+    assert "ZeroDivisionError" in result.stderr
+    assert run("import sys; sys.exit(97)").status == "failed"
+
+
+ESCAPES = {
+    "network": "import socket; socket.socket()",
+    "unix socket": "import socket; socket.socketpair()",
+    "fork": "import os; os.fork()",
+    "process": "import subprocess; subprocess.run(['/bin/ls'])",
+    "kill the parent": "import os; os.kill(os.getppid(), 9)",
+    "limit the parent": "import resource, os; resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
+    "parent's environment": "import os; open(f'/proc/{os.getppid()}/environ', 'rb').read()",
+    "own environment file": "open('/proc/self/environ', 'rb').read()",
+    "passwords": "open('/etc/passwd').read()",
+    "home": "import os; os.listdir('/root')",
+    "write outside": "open('/tmp/lit_rl_escape', 'w')",
+    "list outside": "import os; os.listdir('/tmp')",
+    "leave the session": "import os; os.setsid()",
+    "raise the memory limit": "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40))",
+    "namespace": "import ctypes, os\nif ctypes.CDLL(None).unshare(0x10000000): raise PermissionError",
+    "ptrace": "import ctypes, os\nif ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0): raise PermissionError",
+    "memfd": "import os; os.memfd_create('x')",
+}
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_a_way_out_is_refused(name):
+    result = run(f"{ESCAPES[name]}\nprint('escaped')")
+    assert "escaped" not in result.stdout
+    assert result.status == "failed", result
+    assert any(word in result.stderr for word in ("PermissionError", "Operation not permitted", "ValueError")), result
+
+
+def test_nothing_of_the_environment_is_inherited(monkeypatch):
+    monkeypatch.setenv("LIT_RL_SECRET", "hunter2")
+    result = run("import os; print(sorted(os.environ), os.getcwd())")
+    assert "LIT_RL_SECRET" not in result.stdout
+    assert os.getcwd() not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("while True: pass", "timeout"),
+        ("import time; time.sleep(60)", "timeout"),
+        ("import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass", "timeout"),
+        ("x = bytearray(2**32)", "memory"),
+        ("b = b'x' * 2**20\nfor i in range(99): open(f'{i}', 'wb').write(b)\nimport time; time.sleep(9)", "disk"),
+    ],
+)
+def test_limits_end_the_program(code, status):
+    started = time.monotonic()
+    result = run(code, wall_s=2.0, cpu_s=1, memory_mb=512, disk_mb=8)
+    assert result.status == status, result
+    assert time.monotonic() - started < 30
+
+
+def test_a_flood_of_output_is_cut():
+    result = run("print('x' * 10**7)", output_chars=1000)
+    assert result.stdout == "x" * 1000
+    assert result.status == "finished"
+
+
+def test_cancelling_ends_the_process():
+    async def main():
+        task = asyncio.ensure_future(run_python("import time; time.sleep(60)"))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        with pytest.raises((asyncio.CancelledError, SandboxUnavailable)):
+            await asyncio.wait_for(task, timeout=10)
+
+    asyncio.run(main())
+
+
+def test_the_tool_answers_what_was_printed():
+    async def main():
+        tool = SandboxTool({"default_timeout": 1})
+        async with ToolSession({tool.name: tool}) as session:
+            codes = ["print(6 * 7)", "pass", "1/0", "print('a', flush=True)\nwhile True: pass"]
+            return [await session.call(tool.name, {"code": code}) for code in codes]
+
+    results = asyncio.run(main())
+    if "SandboxUnavailable" in results[0].text:
+        pytest.skip(results[0].text)
+    assert results[0].text == "42\n"
+    assert results[1].text == "no stdout here"
+    assert "ZeroDivisionError" in results[2].text
+    assert results[3].text == "a\n\n[stopped: timeout limit]"
+    with pytest.raises(ValueError, match="isolation"):
+        SandboxTool({"isolation": "some"})

@@ -66,7 +66,7 @@ class InlineWorkerHandle:
                 yield item
         finally:
             if not self._is_stopped:
-                await self._on_loop(generator.aclose())
+                await self._on_loop(_close(generator))
 
     async def _open(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return getattr(await self._get_worker(), method)(*args, **kwargs)
@@ -130,3 +130,10 @@ class InlineWorkerHandle:
 
 async def _next_or(generator: AsyncIterator[T], end: T) -> T:
     return await anext(generator, end)
+
+
+async def _close(generator: Any) -> None:
+    """Close an async generator; a cancelled ``anext`` may still be unwinding in it, and closing it then is an error."""
+    while generator.ag_running:
+        await asyncio.sleep(0)
+    await generator.aclose()

@@ -20,6 +20,11 @@ def compute_score(
     Returns:
         ``score`` and ``acc``: 1.0 where the last integer in the answer equals ``ground_truth``, else 0.0.
         ``well_formed``: 1.0 where the answer has the demanded form, right or wrong. It is logged, not rewarded.
+        ``acc_if_well_formed``: as ``acc``, there only where the answer has that form, so that its mean tells arithmetic
+        from formatting.
     """
     accuracy = float(parse_answer(solution_str) == int(ground_truth))
-    return {"score": accuracy, "acc": accuracy, "well_formed": float(is_well_formed(solution_str))}
+    result = {"score": accuracy, "acc": accuracy, "well_formed": float(is_well_formed(solution_str))}
+    if result["well_formed"]:
+        result["acc_if_well_formed"] = accuracy
+    return result

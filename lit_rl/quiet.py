@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
 
 _QUIET_VARIABLES = {
@@ -32,10 +33,12 @@ _QUIET_LOGGERS = {
     "httpx": logging.WARNING,
     "asyncio": logging.WARNING,
 }
-# Advice that does not apply: rollouts are no DataLoader, the reference network is in eval mode on purpose.
+# Advice that does not apply: rollouts are no DataLoader, the reference network is in eval mode on purpose, an iteration
+# whose rewards are all equal has no optimizer step.
 _QUIET_WARNINGS = (
     r".*does not have many workers.*",
     r".*Found \d+ module\(s\) in eval mode.*",
+    r".*Detected call of `lr_scheduler.step\(\)` before `optimizer.step\(\)`.*",
     r".*`training_step` returned `None`.*",
     r".*`IterableDataset` has `__len__` defined.*",
     r".*LightningCLI's args parameter is intended to run from within Python.*",
@@ -58,6 +61,10 @@ def configure_logging(verbose: bool) -> None:
         os.environ.setdefault(name, value)
     for name, level in _QUIET_LOGGERS.items():
         logging.getLogger(name).setLevel(level)
+    if (transformers := sys.modules.get("transformers")) is not None:
+        # It has read the variables above when it was imported, before a configuration was parsed.
+        transformers.utils.logging.disable_progress_bar()
+        transformers.utils.logging.set_verbosity_error()
     for pattern in _QUIET_WARNINGS:
         warnings.filterwarnings("ignore", message=pattern)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(ray|vllm|transformers)(\..*)?$")

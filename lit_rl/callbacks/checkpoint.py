@@ -23,6 +23,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
+from lit_rl.callbacks.iteration_metrics import scored_version
 from lit_rl.run_folder import CHECKPOINTS, LAST_CHECKPOINT, iteration_checkpoints, last_checkpoint
 
 PARTIAL = ".partial"
@@ -137,14 +138,15 @@ class IterationCheckpoint(ModelCheckpoint):
         super().setup(trainer, pl_module, stage)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note that this iteration has a score; saving waits for its end.
+        """Note which iteration has a score; saving waits for its end.
 
         Args:
-            trainer: Holds the iteration.
-            pl_module: Unused.
+            trainer: Tells a sanity check.
+            pl_module: Knows the version of the weights that were scored.
         """
         if not trainer.sanity_checking:
-            self._validated_iteration = trainer.current_epoch
+            # Iteration i makes version i + 1; the validation before training, of version 0, belongs to none.
+            self._validated_iteration = scored_version(pl_module) - 1
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: a mini-batch is no place to save.

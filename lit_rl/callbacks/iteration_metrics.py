@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
+
+from lightning.pytorch import LightningModule
 
 _PHASES_S = {
     "rollout": "timing_s/gen",
@@ -72,3 +74,12 @@ def read_validation(logged: Mapping[str, Any]) -> dict[str, float]:
         for name, value in sorted(logged.items())
         if name.startswith(_VALIDATION_PREFIX) and name.endswith(_VALIDATION_SUFFIX)
     }
+
+
+def scored_version(module: LightningModule) -> int:
+    """Version of the weights that a validation has scored: 0 before training, ``i + 1`` after iteration ``i``.
+
+    Args:
+        module: A PolicyGradientModule.
+    """
+    return int(cast(Any, module).policy_version)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from lit_rl.callbacks.iteration_metrics import IterationMetrics, read_iteration
+from lit_rl.callbacks.iteration_metrics import IterationMetrics, read_iteration, read_validation, scored_version
 
 _PHASE_NAMES = {
     "idle": "waiting",
@@ -113,13 +113,18 @@ class RLProgress(Callback):
         self._open(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note that the iteration has a validation; outside of fit, end the live line.
+        """Note that the iteration has a validation, or print one before training; outside of fit, end the live line.
 
         Args:
             trainer: Tells fit from validate.
-            pl_module: Unused.
+            pl_module: Knows the version of the weights that were scored.
         """
-        self._validated = not trainer.sanity_checking
+        version = scored_version(pl_module)
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._validated = version > trainer.current_epoch
+            if not self._validated:
+                scores = validation_text(read_validation(trainer.callback_metrics))
+                self._print(trainer, f"before iteration {version:d}  {scores}")
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             self._close()
 
@@ -201,9 +206,11 @@ class RLProgress(Callback):
         now = time.monotonic()
         metrics.seconds.setdefault("total", now - self._iteration_started_at)
         self._iteration_started_at = now
+        self._print(trainer, iteration_line(metrics))
+
+    def _print(self, trainer: Trainer, line: str) -> None:
         if not trainer.is_global_zero:
             return
-        line = iteration_line(metrics)
         if self._live is not None:
             self._live.console.print(line, highlight=False, markup=False, soft_wrap=True)
         else:
@@ -248,10 +255,16 @@ def iteration_line(metrics: IterationMetrics) -> str:
         total = f"{metrics.seconds['total']:.1f} s" if "total" in metrics.seconds else "s"
         parts.append(f"{total} ({', '.join(timed)})" if timed else total)
     if metrics.validation_reward:
-        several = len(metrics.validation_reward) > 1
-        named = [
-            f"{source} {value:.3f}" if several else f"{value:.3f}"
-            for source, value in metrics.validation_reward.items()
-        ]
-        parts.append(f"validation {', '.join(named)}")
+        parts.append(validation_text(metrics.validation_reward))
     return "  ".join(parts)
+
+
+def validation_text(rewards: dict[str, float]) -> str:
+    """Mean rewards of a validation, each with its data source's name where there are several.
+
+    Args:
+        rewards: By data source.
+    """
+    several = len(rewards) > 1
+    named = [f"{source} {value:.3f}" if several else f"{value:.3f}" for source, value in rewards.items()]
+    return f"validation {', '.join(named)}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_rl.callbacks.iteration_metrics import read_iteration
+from lit_rl.callbacks.iteration_metrics import read_iteration, read_validation, scored_version
 
 PLOT_FILE = "reward.png"
 
@@ -31,16 +31,18 @@ class RewardPlot(Callback):
         self._train: list[tuple[int, float]] = []
         self._length: list[tuple[int, float]] = []
         self._validation: dict[str, list[tuple[int, float]]] = {}
-        self._validated = False
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note that the iteration has a validation.
+        """Take the validation's numbers; a sanity check leaves no point.
 
         Args:
-            trainer: Tells a sanity check, which leaves no point.
-            pl_module: Unused.
+            trainer: Holds the metrics.
+            pl_module: Knows the version of the weights that were scored.
         """
-        self._validated = not trainer.sanity_checking
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        for source, value in read_validation(trainer.callback_metrics).items():
+            self._validation.setdefault(source, []).append((scored_version(pl_module), value))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the iteration's numbers, and draw now and then.
@@ -50,15 +52,11 @@ class RewardPlot(Callback):
             pl_module: Unused.
         """
         iteration = trainer.current_epoch
-        validated, self._validated = self._validated, False
-        metrics = read_iteration(iteration, trainer.callback_metrics, validated=validated)
+        metrics = read_iteration(iteration, trainer.callback_metrics, validated=False)
         if metrics.reward is not None:
             self._train.append((iteration, metrics.reward))
         if metrics.response_length is not None:
             self._length.append((iteration, metrics.response_length))
-        for source, value in metrics.validation_reward.items():
-            # Scored after the update, with the weights that the next iteration samples from.
-            self._validation.setdefault(source, []).append((iteration + 1, value))
         if (iteration + 1) % self.every_n_iterations == 0:
             self.draw(trainer)
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_rl.callbacks.iteration_metrics import scored_version
+from lit_rl.data import PromptSource
 from lit_rl.types import Trajectory
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,18 @@ class TrajectoryLog(Callback):
         if max_per_iteration < -1:
             raise ValueError(f"TrajectoryLog.max_per_iteration={max_per_iteration} must be -1 (all) or at least 0.")
         self.max_per_iteration = max_per_iteration
+        self._ground_truths: dict[str, Any] = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Note the rows' ground truths, which trajectories do not carry.
+
+        Args:
+            trainer: Its data module holds the ``sources`` of rows.
+            pl_module: Unused.
+            stage: Unused.
+        """
+        if trainer.is_global_zero and self.max_per_iteration != 0:
+            self._ground_truths = ground_truths(_data(trainer).sources.values())
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the iteration's file.
@@ -53,12 +67,11 @@ class TrajectoryLog(Callback):
 
         Args:
             trainer: Its data module holds ``last_validation_trajectories``.
-            pl_module: Unused.
+            pl_module: Knows the version of the weights that were scored.
         """
         if trainer.sanity_checking:
             return
-        # Within fit it scores the weights that the next iteration samples from; metrics carry the same number.
-        version = trainer.current_epoch + 1
+        version = scored_version(pl_module)
         name = f"validation_{version:05d}" if trainer.state.fn == "fit" else "validation"
         self._write(trainer, _data(trainer).last_validation_trajectories, name, self.max_per_iteration, version)
 
@@ -91,7 +104,7 @@ class TrajectoryLog(Callback):
         try:
             with (folder / f"{name}.jsonl").open("w") as file:
                 for trajectory in chosen:
-                    row = trajectory_row(trajectory, _data(trainer), step)
+                    row = trajectory_row(trajectory, _data(trainer).decode, self._ground_truths, step)
                     file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
         except OSError as error:
             # A log that cannot be written is no reason to lose a run; a full disk stops it at its next checkpoint.
@@ -123,20 +136,33 @@ def sample_trajectories(trajectories: Iterable[Trajectory], at_most: int) -> lis
     return sorted(everything, key=by_group)
 
 
-def trajectory_row(trajectory: Trajectory, datamodule: Any, step: int) -> dict[str, Any]:
+def ground_truths(sources: Iterable[PromptSource | None]) -> dict[str, Any]:
+    """Ground truth by row id.
+
+    Args:
+        sources: Of training, validation and test, those there are.
+    """
+    rows = (source[index] for source in sources if source is not None for index in range(len(source)))
+    return {row.row_id: row.ground_truth for row in rows}
+
+
+def trajectory_row(
+    trajectory: Trajectory, decode: Callable[[list[int]], str], truths: Mapping[str, Any], step: int
+) -> dict[str, Any]:
     """One trajectory as plain values.
 
     Args:
         trajectory: Scored or failed.
-        datamodule: Decodes token ids, and knows the rows' ground truths.
+        decode: Text of token ids.
+        truths: Ground truth by row id; ``None`` goes into ``gts`` where a row is missing.
         step: Iteration, or weights version of a validation.
     """
     versions = [version for version in trajectory.policy_versions if version >= 0]
     return {
-        "input": datamodule.decode(trajectory.prompt_ids),
+        "input": decode(trajectory.prompt_ids),
         # What the policy wrote, or with tool or user turns in between the whole conversation after the prompt.
-        "output": trajectory.text if all(trajectory.loss_mask) else datamodule.decode(trajectory.response_ids),
-        "gts": datamodule.ground_truth(trajectory.row_id),
+        "output": trajectory.text if all(trajectory.loss_mask) else decode(trajectory.response_ids),
+        "gts": truths.get(trajectory.row_id),
         "score": trajectory.reward,
         "step": step,
         "reward_parts": trajectory.reward_parts,

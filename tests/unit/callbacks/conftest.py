@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lit_rl.experience.progress import PhaseProgress
-from lit_rl.types import Trajectory
+from lit_rl.types import Prompt, Trajectory
 
 
 class TinyModule(L.LightningModule):
@@ -20,6 +20,7 @@ class TinyModule(L.LightningModule):
         self.automatic_optimization = False
         self.scores = scores or [0.5] * 100
         self.learns = learns
+        self.policy_version = 0
         self.weight = torch.nn.Linear(2, 1)
 
     def configure_optimizers(self):
@@ -30,8 +31,13 @@ class TinyModule(L.LightningModule):
         self.manual_backward(self.weight(batch).sum())
         if self.learns:
             optimizer.step()
+        if self.trainer.is_last_batch:
+            self.policy_version += 1
         values = {"critic/score/mean": self.current_epoch / 4, "response_length/mean": 8.0, "timing_s/gen": 1.25}
         self.log_dict(values, on_step=False, on_epoch=True, batch_size=1)
+
+    def on_load_checkpoint(self, checkpoint) -> None:
+        self.policy_version = checkpoint["epoch"] + 1
 
     def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
         values = {"val-core/sums/reward/mean@1": self.scores[self.current_epoch]}
@@ -52,6 +58,7 @@ class TinyData(L.LightningDataModule):
     def __init__(self) -> None:
         super().__init__()
         self.phase = PhaseProgress()
+        self.sources: dict[str, list[Prompt] | None] = {"train": [], "val": [], "test": None}
         self.last_trajectories: list[Trajectory] = []
         self.last_validation_trajectories: list[Trajectory] = []
 
@@ -63,9 +70,6 @@ class TinyData(L.LightningDataModule):
 
     def decode(self, token_ids: list[int]) -> str:
         return " ".join(map(str, token_ids))
-
-    def ground_truth(self, row_id: str) -> str:
-        return f"truth of {row_id}"
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lit_rl.callbacks.checkpoint import IterationCheckpoint, StreamingCheckpointIO
+from lit_rl.callbacks.validate_first import ValidateFirst
 
 
 def _names(folder: Path) -> list[str]:
@@ -140,6 +141,13 @@ def test_an_iteration_without_a_validation_is_not_judged_by_an_earlier_score(tra
     )
 
     assert _names(tmp_path) == ["best_iteration_00001.ckpt", "best_iteration_00003.ckpt"]
+
+
+def test_the_validation_before_training_is_no_score_of_the_first_iteration(train, tmp_path) -> None:
+    best = IterationCheckpoint(monitor="val-core/sums/reward/mean@1", keep=-1)
+    train(ValidateFirst(), best, iterations=2, validate_every=2)
+
+    assert _names(tmp_path) == ["best_iteration_00001.ckpt"]
 
 
 def test_a_resumed_run_remembers_the_best_score(train, tmp_path, make_module) -> None:

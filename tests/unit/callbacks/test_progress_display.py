@@ -9,6 +9,7 @@ from rich.console import Console
 
 from lit_rl.callbacks.iteration_metrics import IterationMetrics, read_iteration
 from lit_rl.callbacks.progress import RLProgress, iteration_line, live_line
+from lit_rl.callbacks.validate_first import ValidateFirst
 from lit_rl.experience.progress import PhaseProgress
 
 
@@ -121,3 +122,11 @@ def test_an_exception_gives_the_terminal_back(train, make_module) -> None:
         train(progress, module=Fails())
 
     assert progress._live is None
+
+
+def test_a_validation_before_training_has_a_line_of_its_own(train, capsys) -> None:
+    train(ValidateFirst(), RLProgress(), iterations=2, validate_every=2)
+
+    lines = [line for line in capsys.readouterr().out.splitlines() if "iteration" in line]
+    assert lines[0] == "before iteration 0  validation 0.500"
+    assert ["validation" in line for line in lines[1:3]] == [False, True]

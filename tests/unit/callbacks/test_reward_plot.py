@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lit_rl.callbacks import IterationCheckpoint, RewardPlot
+from lit_rl.callbacks import IterationCheckpoint, RewardPlot, ValidateFirst
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -54,3 +54,10 @@ def test_a_sanity_check_leaves_no_point(train) -> None:
 def test_an_interval_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="every_n_iterations=0"):
         RewardPlot(every_n_iterations=0)
+
+
+def test_a_validation_before_training_is_the_curves_first_point(train) -> None:
+    plot = RewardPlot()
+    train(ValidateFirst(), plot, iterations=2, validate_every=2)
+
+    assert plot.state_dict()["validation"] == {"sums": [(0, 0.5), (2, 0.5)]}

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lit_rl.callbacks.trajectory_log import TrajectoryLog, sample_trajectories, trajectory_row
+from lit_rl.types import Prompt
 
 
 def _lines(path: Path) -> list[dict]:
@@ -15,12 +16,12 @@ def _lines(path: Path) -> list[dict]:
 def test_a_row_has_text_score_and_what_verls_dumps_lose(make_data, make_trajectory) -> None:
     trajectory = make_trajectory(policy_versions=[3, 4], seed=9)
 
-    row = trajectory_row(trajectory, make_data(), 5)
+    row = trajectory_row(trajectory, make_data().decode, {"row1": "9"}, 5)
 
     assert row == {
         "input": "1 2 3",
         "output": "four five",
-        "gts": "truth of row1",
+        "gts": "9",
         "score": 1.0,
         "step": 5,
         "reward_parts": {"format": 0.5},
@@ -45,7 +46,7 @@ def test_tool_tokens_are_in_the_output_and_their_version_is_not_counted(make_dat
         response_ids=[4, 7, 5], loss_mask=[1, 0, 1], rollout_logprobs=[0.0] * 3, policy_versions=[3, -1, 4]
     )
 
-    row = trajectory_row(trajectory, make_data(), 0)
+    row = trajectory_row(trajectory, make_data().decode, {}, 0)
 
     assert row["output"] == "4 7 5"
     assert (row["policy_version_min"], row["policy_version_max"]) == (3, 4)
@@ -56,7 +57,7 @@ def test_a_failed_trajectory_keeps_its_error_and_has_no_score(make_data, make_tr
         response_ids=[], loss_mask=[], rollout_logprobs=[], policy_versions=[], reward=None, error="boom", text=""
     )
 
-    row = trajectory_row(trajectory, make_data(), 0)
+    row = trajectory_row(trajectory, make_data().decode, {}, 0)
 
     assert (row["score"], row["error"], row["policy_version_min"]) == (None, "boom", None)
 
@@ -87,6 +88,7 @@ def test_each_iteration_and_validation_gets_a_file(train, tmp_path, make_data, m
     data = make_data()
     data.last_trajectories = [make_trajectory("row1"), make_trajectory("row2")]
     data.last_validation_trajectories = [make_trajectory("row9")]
+    data.sources["val"] = [Prompt(row_id="row9", messages=[], data_source="sums", ground_truth="7")]
 
     train(TrajectoryLog(), iterations=2, validate_every=2, data=data, num_sanity_val_steps=1)
 
@@ -99,7 +101,8 @@ def test_each_iteration_and_validation_gets_a_file(train, tmp_path, make_data, m
     ]
     assert [row["row_id"] for row in _lines(folder / "iteration_00001.jsonl")] == ["row1", "row2"]
     assert [row["step"] for row in _lines(folder / "iteration_00001.jsonl")] == [1, 1]
-    assert [row["step"] for row in _lines(folder / "validation_00002.jsonl")] == [2]
+    (validation,) = _lines(folder / "validation_00002.jsonl")
+    assert (validation["step"], validation["gts"]) == (2, "7")
 
 
 def test_a_file_that_cannot_be_written_does_not_stop_the_run(

@@ -29,6 +29,7 @@ class BaseModule(L.LightningModule):
         self.fails_at = fails_at
         self.weight = torch.nn.Linear(2, 1)
         self.seen: list[int] = []
+        self.policy_version = 0
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=self.lr)
@@ -36,6 +37,8 @@ class BaseModule(L.LightningModule):
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
         if self.current_epoch == self.fails_at:
             self.fail()
+        if self.trainer.is_last_batch:
+            self.policy_version += 1
         self.seen.append(int(batch[0, 0]))
         optimizer = self.optimizers()
         optimizer.zero_grad()
@@ -126,6 +129,7 @@ class Data(L.LightningDataModule):
         self.verbose = verbose
         self.position = 0
         self.phase = PhaseProgress()
+        self.sources = {"train": None, "val": None, "test": None}
         self.last_trajectories = [make_trajectory("row1", 0), make_trajectory("row1", 1)]
         self.last_validation_trajectories = [make_trajectory("row9", 0)]
 
@@ -145,9 +149,6 @@ class Data(L.LightningDataModule):
 
     def decode(self, token_ids: list[int]) -> str:
         return " ".join(map(str, token_ids))
-
-    def ground_truth(self, row_id: str) -> str:
-        return f"truth of {row_id}"
 
 
 class NeedsEngine(Data):

@@ -15,7 +15,6 @@ _HOMES = {
     "pack": "packing",
     "unpack": "packing",
     "Reference": "reference",
-    "token_logprobs": "token_logprobs",
     "Bf16WorkingCopy": "working_copy",
 }
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from lit_rl.algorithms.aggregate import prompt_mean_weights
 from lit_rl.experience.plan import IterationPlan, MiniBatchPlan
 from lit_rl.experience.progress import PhaseProgress
 from lit_rl.models.packing import PackedSequences, pack
@@ -89,7 +90,7 @@ class Experience:
 
     def loss_mask(self, positions: Sequence[int]) -> Tensor:
         """``[B, T]`` bool, True where the policy sampled the token."""
-        return _pad([self._masks[position] for position in positions])
+        return _pad([self._masks[position] for position in positions], dtype=torch.bool)
 
     def store(self, name: str, positions: Sequence[int], values: Tensor) -> None:
         """Keep ``[B, T]`` per-token values of some own trajectories as a column."""
@@ -106,11 +107,12 @@ class Experience:
         return self.advantages[list(positions), :num_columns]
 
     def has_weight(self, index: int) -> bool:
-        """Whether a trajectory (global index) of this rank has an advantage other than 0."""
+        """Whether a trajectory (global index) of this rank has an advantage other than 0 at a sampled token."""
         assert self.advantages is not None
         if self.advantages.dim() == 1:
-            return bool(self.advantages[index] != 0)
-        return bool((self.advantages[self._local[index]] != 0).any())
+            return bool(self.advantages[index] != 0) and bool(self.loss_tokens[index] > 0)
+        mask = self._masks[self._local[index]]
+        return bool((self.advantages[self._local[index], : len(mask)][mask] != 0).any())
 
 
 class MicroBatch:
@@ -135,8 +137,12 @@ class MicroBatch:
         self.temperature = experience.temperature
         self.loss_mask = experience.loss_mask(self.positions).to(device)
         self.rollout_logprobs = self._column("rollout_logprobs")
-        self.old_logprobs: Tensor | None = self._column("old_logprobs") if "old_logprobs" in experience.columns else None
-        self.ref_logprobs: Tensor | None = self._column("ref_logprobs") if "ref_logprobs" in experience.columns else None
+        self.old_logprobs: Tensor | None = (
+            self._column("old_logprobs") if "old_logprobs" in experience.columns else None
+        )
+        self.ref_logprobs: Tensor | None = (
+            self._column("ref_logprobs") if "ref_logprobs" in experience.columns else None
+        )
         trajectories = [experience.trajectories[position] for position in self.positions]
         self.packed: PackedSequences = pack(
             [t.prompt_ids for t in trajectories],
@@ -177,6 +183,7 @@ class MiniBatch:
         self.is_first = epoch == 0 and index == 0
         self.is_last = epoch == len(passes) - 1 and index == len(passes[epoch]) - 1
         self.device = torch.device("cpu")
+        self._prompt_weights: dict[int, float] | None = None
 
     def to(self, device: torch.device | str, *args: object, **kwargs: object) -> MiniBatch:
         """Take the device micro-batches are made on; the experience itself stays on CPU."""
@@ -187,6 +194,15 @@ class MiniBatch:
     def indices(self) -> list[list[int]]:
         """Global indices of each of this rank's micro-batches."""
         return self.plan.micro_batches[self.rank] if self.plan.micro_batches else []
+
+    def prompt_weights(self, batch: MicroBatch) -> Tensor:
+        """``[B]`` float32: what each sequence's summed token loss counts for in the loss mode ``prompt-mean``."""
+        if self._prompt_weights is None:
+            members = [i for indices_of_rank in self.plan.micro_batches for indices in indices_of_rank for i in indices]
+            weights = prompt_mean_weights(self.experience.loss_tokens[members], self.experience.group_ids[members])
+            self._prompt_weights = dict(zip(members, weights.tolist(), strict=True))
+        indices = [self.experience.indices[position] for position in batch.positions]
+        return torch.tensor([self._prompt_weights[index] for index in indices], device=self.device)
 
     def micro_batches(self, *, only_weighted: bool = False) -> Iterator[tuple[MicroBatch, bool]]:
         """Yield each micro-batch with whether it is the last.
@@ -203,6 +219,6 @@ class MiniBatch:
             yield MicroBatch(self.experience, indices, self.device), number == len(kept) - 1
 
 
-def _pad(rows: list[Tensor]) -> Tensor:
+def _pad(rows: list[Tensor], dtype: torch.dtype = torch.float32) -> Tensor:
     """Stack 1-D tensors to ``[B, T]``, zeros at the ends; ``[0, 0]`` for none."""
-    return pad_sequence(rows, batch_first=True) if rows else torch.zeros(0, 0)
+    return pad_sequence(rows, batch_first=True) if rows else torch.zeros(0, 0, dtype=dtype)

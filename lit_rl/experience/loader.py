@@ -15,7 +15,9 @@ from lit_rl.experience.batch import Experience, MiniBatch
 class ExperienceLoader:
     """Collects an iteration's experience and deals it out in mini-batches."""
 
-    def __init__(self, collect: Callable[[], Experience], ppo_epochs: int, num_mini_batches: int, rank: int = 0) -> None:
+    def __init__(
+        self, collect: Callable[[], Experience], ppo_epochs: int, num_mini_batches: int, rank: int = 0
+    ) -> None:
         """Keep how to collect.
 
         Args:

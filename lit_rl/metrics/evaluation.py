@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from math import comb
 
@@ -11,9 +12,9 @@ from lit_rl.types import Trajectory
 def evaluation_metrics(data_source: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Summarise one data source. Every row counts once, however many samples of it succeeded.
 
-    ``val-core/<source>/reward/mean@k`` is the mean reward; ``pass@j`` the chance that the best of j samples has a
-    reward above 0.5, without bias (arXiv:2107.03374, eq. 1); ``val-aux/<source>/<part>/mean`` the mean of each reward
-    part. Failed trajectories are in no mean; their share is ``val-aux/<source>/failed_share``.
+    ``val-core/<source>/reward/mean@k`` is the mean reward, with k samples of each row; ``pass@j`` the chance that the
+    best of j samples has a reward above 0.5, without bias (arXiv:2107.03374, eq. 1); ``val-aux/<source>/<part>/mean``
+    the mean of each reward part. Failed trajectories are in no mean; their share is ``val-aux/<source>/failed_share``.
 
     Args:
         data_source: Name in the keys.
@@ -26,13 +27,15 @@ def evaluation_metrics(data_source: str, trajectories: Sequence[Trajectory]) -> 
     rows: dict[str, list[float]] = {}
     for trajectory in usable:
         rows.setdefault(trajectory.row_id, []).append(float(trajectory.reward or 0.0))
-    samples = max(len(rewards) for rewards in rows.values())
+    # Failed ones count here: a name must not change because a sample failed.
+    samples = max(Counter(trajectory.row_id for trajectory in trajectories).values())
     means = [sum(rewards) / len(rewards) for rewards in rows.values()]
     metrics[f"val-core/{data_source}/reward/mean@{samples}"] = sum(means) / len(means)
     size = 2
     while size <= samples:
         chances = [pass_at_k(rewards, size) for rewards in rows.values() if len(rewards) >= size]
-        metrics[f"val-core/{data_source}/reward/pass@{size}"] = sum(chances) / len(chances)
+        if chances:
+            metrics[f"val-core/{data_source}/reward/pass@{size}"] = sum(chances) / len(chances)
         size *= 2
     parts: dict[str, list[float]] = {}
     for trajectory in usable:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 from lit_rl.types import Trajectory
@@ -32,11 +31,13 @@ def rollout_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[
     metrics |= _spread("num_turns", [float(trajectory.num_turns) for trajectory in usable])
     metrics["response_length/clip_ratio"] = sum(trajectory.is_truncated for trajectory in usable) / len(usable)
     metrics["response/empty_share"] = sum(not trajectory.response_ids for trajectory in usable) / len(usable)
-    metrics["perf/generated_tokens_per_s"] = sum(trajectory.num_loss_tokens for trajectory in usable) / max(seconds, 1e-9)
+    metrics["perf/generated_tokens_per_s"] = sum(trajectory.num_loss_tokens for trajectory in usable) / max(
+        seconds, 1e-9
+    )
     metrics["perf/total_num_tokens"] = float(sum(trajectory.length for trajectory in usable))
     metrics |= part_means("reward", usable)
-    metrics |= _spread("agent_loop/generate_s", [t.metrics.get("generate_s", math.nan) for t in usable])
-    return {key: value for key, value in metrics.items() if math.isfinite(value)}
+    metrics |= _spread("agent_loop/generate_s", [t.metrics["generate_s"] for t in usable if "generate_s" in t.metrics])
+    return metrics
 
 
 def part_means(prefix: str, trajectories: Iterable[Trajectory]) -> dict[str, float]:
@@ -49,4 +50,6 @@ def part_means(prefix: str, trajectories: Iterable[Trajectory]) -> dict[str, flo
 
 
 def _spread(name: str, values: list[float]) -> dict[str, float]:
+    if not values:
+        return {}
     return {f"{name}/mean": sum(values) / len(values), f"{name}/max": max(values), f"{name}/min": min(values)}

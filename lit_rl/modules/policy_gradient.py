@@ -135,9 +135,7 @@ class PolicyGradientModule(L.LightningModule):
         if computes_in_bf16:
             self.actor.enable_bf16_working_copy()
         if self.kl_loss_coef != 0:
-            reference = Reference(
-                load_causal_lm(self.model_name), dtype=torch.bfloat16 if computes_in_bf16 else None
-            )
+            reference = Reference(load_causal_lm(self.model_name), dtype=torch.bfloat16 if computes_in_bf16 else None)
             object.__setattr__(self, "reference", reference)
 
     def configure_optimizers(self) -> Any:
@@ -161,12 +159,14 @@ class PolicyGradientModule(L.LightningModule):
         """Learn from one mini-batch: one optimizer step, or none where nothing has weight."""
         phase = batch.experience.phase
         if batch.is_first:
-            phase.start("update", total=len(batch.experience.plan.mini_batches) * len(batch.experience.plan.mini_batches[0]))
+            phase.start(
+                "update", total=len(batch.experience.plan.mini_batches) * len(batch.experience.plan.mini_batches[0])
+            )
             self._update_started = time.perf_counter()
-        if self._has_weight(batch):
+        has_weight = self._has_weight(batch)
+        self.metrics.count("actor/skipped_weightless_steps", 0.0 if has_weight else 1.0)
+        if has_weight:
             self._step(batch)
-        else:
-            self.metrics.mean("actor/skipped_weightless_steps", 1.0)
         phase.advance(1)
         if batch.is_last:
             self._finish_iteration(batch.experience)
@@ -198,7 +198,8 @@ class PolicyGradientModule(L.LightningModule):
             wanted = (self.actor_lr, self.weight_decay)
             if restored != wanted:
                 log.warning(
-                    "The checkpoint's learning rate and weight decay %s differ from the configuration's %s, which are used.",
+                    "The checkpoint's learning rate and weight decay %s differ from the configuration's %s, which are "
+                    "used.",
                     restored,
                     wanted,
                 )
@@ -300,25 +301,26 @@ class PolicyGradientModule(L.LightningModule):
             token_loss = token_loss * truncated_importance_weights(
                 batch.old_logprobs, batch.rollout_logprobs, mask, level=self.importance_level, cap=self.importance_cap
             )
-        loss = self._aggregate(token_loss, mask, mini_batch)
+        loss = self._aggregate(token_loss, batch, mini_batch)
         if self.entropy_coef != 0:
-            loss = loss - self.entropy_coef * self._aggregate(scores.entropies, mask, mini_batch)
+            loss = loss - self.entropy_coef * self._aggregate(scores.entropies, batch, mini_batch)
         if self.kl_loss_coef != 0:
             assert batch.ref_logprobs is not None
             kl = kl_penalty(logprobs, batch.ref_logprobs, self.kl_loss_type)
-            loss = loss + self.kl_loss_coef * self._aggregate(kl, mask, mini_batch)
+            loss = loss + self.kl_loss_coef * self._aggregate(kl, batch, mini_batch)
             self.metrics.mean("actor/kl_loss", masked_mean(kl.detach(), mask), mask.sum())
         self._record(logprobs.detach(), scores.entropies, batch, mini_batch)
         return loss
 
-    def _aggregate(self, token_values: Tensor, mask: Tensor, mini_batch: MiniBatch) -> Tensor:
+    def _aggregate(self, token_values: Tensor, batch: MicroBatch, mini_batch: MiniBatch) -> Tensor:
         return aggregate_loss(
             token_values,
-            mask,
+            batch.loss_mask,
             mode=self.loss_agg_mode,
             num_tokens=mini_batch.plan.num_loss_tokens,
             num_sequences=mini_batch.plan.num_sequences,
             loss_scale=self.loss_scale,
+            prompt_weights=mini_batch.prompt_weights(batch) if self.loss_agg_mode == "prompt-mean" else None,
         )
 
     def _record(self, logprobs: Tensor, entropies: Tensor | None, batch: MicroBatch, mini_batch: MiniBatch) -> None:
@@ -342,12 +344,13 @@ class PolicyGradientModule(L.LightningModule):
     def _skip_not_finite(self, loss: Tensor, grad_norm: Tensor) -> None:
         """Count a step that would have destroyed the weights, and stop after too many in a row."""
         self._skipped_in_a_row += 1
-        self.metrics.mean("actor/skipped_not_finite_steps", 1.0)
+        self.metrics.count("actor/skipped_not_finite_steps")
         log.warning("Optimizer step skipped: loss %s, gradient norm %s.", float(loss), float(grad_norm))
         if self._skipped_in_a_row >= self.max_skipped_steps:
             raise RuntimeError(
                 f"{self._skipped_in_a_row} optimizer steps in a row had a loss or gradient that is not finite "
-                f"(model.max_skipped_steps={self.max_skipped_steps}). Lower model.actor_lr, or look at the rewards and log-probs."
+                f"(model.max_skipped_steps={self.max_skipped_steps}). Lower model.actor_lr, or look at the rewards and "
+                "log-probs."
             )
 
     def _finish_iteration(self, experience: Experience) -> None:
@@ -378,8 +381,10 @@ class PolicyGradientModule(L.LightningModule):
         gap = metrics.get("rollout_corr/logprob_gap_mean", 0.0)
         if gap > self.logprob_gap_warning:
             log.warning(
-                "Iteration %d: the engine's log-probs differ from the trainer's by %.3f nats per token on average (warning above "
-                "model.logprob_gap_warning=%s). Sampling and training see different policies; model.importance_cap=2.0 corrects it.",
+                "Iteration %d: the engine's log-probs differ from the trainer's by %.3f nats per token on average "
+                "(warning above "
+                "model.logprob_gap_warning=%s). Sampling and training see different policies; model.importance_cap=2.0 "
+                "corrects it.",
                 self.current_epoch,
                 gap,
                 self.logprob_gap_warning,
@@ -412,4 +417,6 @@ def _check_options(actor_lr: float, max_grad_norm: float, loss_agg_mode: str, lo
     if loss_agg_mode not in AGGREGATION_MODES:
         raise ValueError(f"model.loss_agg_mode={loss_agg_mode!r} must be one of {', '.join(AGGREGATION_MODES)}.")
     if loss_agg_mode == "seq-mean-token-sum-norm" and not loss_scale:
-        raise ValueError("model.loss_agg_mode='seq-mean-token-sum-norm' needs model.loss_scale, a constant length in tokens.")
+        raise ValueError(
+            "model.loss_agg_mode='seq-mean-token-sum-norm' needs model.loss_scale, a constant length in tokens."
+        )

@@ -27,6 +27,10 @@ _REPLICA_CLASSES = {
 }
 
 
+_UNKNOWN_VERSION = -2
+"""Version of a replica in the middle of a weight update, or after one that failed."""
+
+
 class EngineStartFailed(RuntimeError):
     """A replica did not come up; the message is the engine's own."""
 
@@ -99,18 +103,23 @@ class LLMServerManager:
         try:
             await self.replicas.ready(timeout_s)
             await self._on_all("start", timeout_s=timeout_s)
+            names = [worker.name for worker in self.replicas.workers]
+            self._balancer = WorkerGroup.create(
+                self.runtime,
+                LoadBalancer,
+                1,
+                name="load_balancer",
+                kwargs={"servers": names},
+                env={"OMP_NUM_THREADS": "1"},
+            )
+            await self._balancer.ready(60.0)
         except Exception as error:
             await self.stop()
             raise EngineStartFailed(
                 f"A replica (data.serving.replica={self.settings.replica}) did not start with model {self.model!r}: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        names = [worker.name for worker in self.replicas.workers]
         self.versions = dict.fromkeys(names, INITIAL_VERSION)
-        self._balancer = WorkerGroup.create(
-            self.runtime, LoadBalancer, 1, name="load_balancer", kwargs={"servers": names}, env={"OMP_NUM_THREADS": "1"}
-        )
-        await self._balancer.ready(60.0)
 
     def client(self) -> LLMServerClient:
         """A light client, which can be pickled into agent workers."""
@@ -130,9 +139,8 @@ class LLMServerManager:
         """
         held = sorted(set(self.versions.values()))
         if held != [version]:
-            shown = ", ".join(
-                "the weights they were started with" if v == INITIAL_VERSION else f"version {v}" for v in held
-            )
+            names = {INITIAL_VERSION: "the weights they were started with", _UNKNOWN_VERSION: "a half-finished update"}
+            shown = ", ".join(names.get(number, f"version {number}") for number in held)
             raise RuntimeError(
                 f"The replicas hold {shown}, iteration {iteration} needs version {version}: "
                 f"is the WeightSync callback in trainer.callbacks?"
@@ -140,6 +148,8 @@ class LLMServerManager:
 
     async def begin_weight_update(self) -> None:
         """Pause generation on every replica, then open the update."""
+        # From the first bucket on, until the end is acknowledged, nobody holds a version.
+        self.versions = dict.fromkeys(self.versions, _UNKNOWN_VERSION)
         await self._on_all("pause")
         await self._on_all("wake")
         await self._on_all("start_weight_update")
@@ -217,7 +227,8 @@ def _check_report(name: str, report: WeightReport, bytes_sent: dict[str, int]) -
     wrong = sorted(n for n in set(bytes_sent) & set(report.bytes_received) if bytes_sent[n] != report.bytes_received[n])
     if missing or extra or wrong or report.unused_names:
         raise WeightUpdateFailed(
-            f"{name} did not receive what was sent: missing {missing[:5]}, unexpected {extra[:5]}, wrong size {wrong[:5]}, "
+            f"{name} did not receive what was sent: missing {missing[:5]}, unexpected {extra[:5]}, wrong size "
+            f"{wrong[:5]}, "
             f"unused {report.unused_names[:5]}."
         )
 
@@ -229,5 +240,6 @@ def _load_class(path: str) -> type:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
-            f"data.serving.replica={path!r} is neither one of {sorted(_REPLICA_CLASSES)} nor the path of a class: {error}"
+            f"data.serving.replica={path!r} is neither one of {sorted(_REPLICA_CLASSES)} nor the path of a class: "
+            f"{error}"
         ) from error

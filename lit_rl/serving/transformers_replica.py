@@ -79,7 +79,8 @@ class TransformersReplica:
         room = self.max_model_len - len(prompt_ids)
         if room < 1:
             raise ValueError(
-                f"The prompt has {len(prompt_ids)} tokens, but data.serving.max_model_len={self.max_model_len} leaves no room for a "
+                f"The prompt has {len(prompt_ids)} tokens, but data.serving.max_model_len={self.max_model_len} leaves "
+                "no room for a "
                 f"response. Raise it, or lower data.max_prompt_tokens so that such rows are filtered out."
             )
         generator = torch.Generator()
@@ -101,9 +102,10 @@ class TransformersReplica:
         loop = asyncio.get_running_loop()
         while True:
             await self._wake.wait()
-            await self._unpaused.wait()
-            # One turn of the loop lets requests that were sent together arrive together.
+            # Lets requests that were sent together arrive together.
             await asyncio.sleep(0.002)
+            # Last, and nothing is awaited between here and `_running`: `pause` must never return before a batch starts.
+            await self._unpaused.wait()
             batch = self._waiting[: self.settings.max_num_seqs]
             del self._waiting[: len(batch)]
             if not self._waiting:
@@ -233,7 +235,8 @@ class TransformersReplica:
                 raise ValueError(f"Weight update: replica {self.rank} has no parameter named {name!r}.")
             if parameters[name].shape != tensor.shape:
                 raise ValueError(
-                    f"Weight update: {name!r} has shape {tuple(tensor.shape)}, replica {self.rank} expects {tuple(parameters[name].shape)}."
+                    f"Weight update: {name!r} has shape {tuple(tensor.shape)}, replica {self.rank} expects "
+                    f"{tuple(parameters[name].shape)}."
                 )
             with torch.no_grad():
                 parameters[name].copy_(tensor)

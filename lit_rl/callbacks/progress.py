@@ -227,7 +227,9 @@ def live_line(trainer: Trainer, now: float) -> Text:
     phase: Any = trainer.datamodule.phase  # type: ignore[attr-defined]
     parts = []
     if trainer.state.fn == "fit":
-        index, total = trainer.current_epoch, trainer.max_epochs
+        total = trainer.max_epochs
+        # After the last iteration the counter stands one past it.
+        index = min(trainer.current_epoch, total - 1) if total and total > 0 else trainer.current_epoch
         parts.append(f"iteration {index}" + (f" ({index + 1} of {total})" if total and total > 0 else ""))
     name = _PHASE_NAMES[phase.phase]
     parts.append(f"{name} {phase.done}/{phase.total}{_COUNTED_IN.get(phase.phase, '')}" if phase.total else name)

@@ -45,6 +45,13 @@ def test_the_live_line_names_every_phase(name, total, expected) -> None:
     assert live_line(_trainer(phase), phase.started_at + 3.0).plain == expected
 
 
+def test_the_live_line_does_not_count_past_the_last_iteration() -> None:
+    trainer = _trainer(PhaseProgress())
+    trainer.current_epoch = 30
+
+    assert live_line(trainer, 0.0).plain == "iteration 29 (30 of 30)  waiting"
+
+
 def test_outside_of_fit_the_live_line_has_no_iteration() -> None:
     phase = PhaseProgress()
     phase.start("validation", total=300)

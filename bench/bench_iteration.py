@@ -1,8 +1,9 @@
 """One whole GRPO iteration of SmolLM2-135M against its floor, alternating in one run, every process on one core.
 
-The work: 8 prompts x 4 samples, 96 new tokens each with end tokens ignored (3,072 generated tokens, about 4,500 trained), bfloat16, one
-optimizer step, no reference. The floor of an iteration is the engine alone generating as many tokens for the same prompts, plus a bare
-transformers forward and backward of the very rows the iteration packed, and AdamW on float32 masters.
+The work: 8 prompts x 4 samples, 96 new tokens each with end tokens ignored (3,072 generated tokens, about 4,500
+trained), bfloat16, one optimizer step, no reference. The floor of an iteration is the engine alone generating as many
+tokens for the same prompts, plus a bare transformers forward and backward of the very rows the iteration packed, and
+AdamW on float32 masters.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def _data() -> Any:
     from lit_rl.serving import ServingSettings
     from lit_rl.types import Prompt, SamplingParams
 
-    questions = [f"What is {i} + {i + 3}? Explain each step of the addition in a full sentence, please." for i in range(8)]
+    questions = [
+        f"What is {i} + {i + 3}? Explain each step of the addition in a full sentence, please." for i in range(8)
+    ]
     rows = [
         Prompt(row_id=str(i), messages=[{"role": "user", "content": q}], data_source="bench")
         for i, q in enumerate(questions)
@@ -125,7 +128,13 @@ def _probe_class() -> type:
 
             async def generate() -> None:
                 calls = [
-                    replica.call("generate", t.prompt_ids, replace(data.sampling, seed=i), f"floor-{i}-{time.time()}", timeout_s=600)
+                    replica.call(
+                        "generate",
+                        t.prompt_ids,
+                        replace(data.sampling, seed=i),
+                        f"floor-{i}-{time.time()}",
+                        timeout_s=600,
+                    )
                     for i, t in enumerate(self.experience.trajectories)
                 ]
                 outputs = await asyncio.gather(*calls)

@@ -1,8 +1,9 @@
 """Run the quickstart with several seeds and write what held-out accuracy did, with intervals, as a table and a picture.
 
 Usage: python bench/quickstart_seeds.py --seeds 1 2 3 --runs_dir runs [--report_only]
-Each seed is the command of ``make quickstart`` with another ``seed_everything`` and ``data.seed``. Writes docs/results/quickstart.md
-and docs/results/quickstart.png. Intervals are 95 %: over items (Wilson) for one seed, and Student's t over seeds for the mean.
+Each seed is the command of ``make quickstart`` with another ``seed_everything`` and ``data.seed``. Writes
+docs/results/quickstart.md and docs/results/quickstart.png. Intervals are 95 %: over items (Wilson) for one seed, and
+Student's t over seeds for the mean.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def validations(run: Path) -> list[dict[str, float]]:
 def rewards(run: Path) -> list[tuple[float, float]]:
     """Iteration and mean training reward."""
     with (run / "metrics.csv").open(newline="") as file:
-        return [(float(r["step"]), float(r["critic/score/mean"])) for r in csv.DictReader(file) if r["critic/score/mean"]]
+        return [
+            (float(r["step"]), float(r["critic/score/mean"])) for r in csv.DictReader(file) if r["critic/score/mean"]
+        ]
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:
@@ -63,7 +66,8 @@ def wilson(share: float, n: int) -> tuple[float, float]:
 def report(seeds: list[int], runs_dir: Path, folder: Path, num_items: int, seconds: dict[int, float]) -> str:
     """The table, as Markdown."""
     lines = [
-        "| seed | before | after (95 % over items) | rise | well-formed before, after | accuracy among those, after | time |",
+        "| seed | before | after (95 % over items) | rise | well-formed before, after | accuracy among those, after | "
+        "time |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     befores, afters = [], []
@@ -75,7 +79,8 @@ def report(seeds: list[int], runs_dir: Path, folder: Path, num_items: int, secon
         afters.append(after[f"{PREFIX}/acc/mean"])
         among = after.get(f"{PREFIX}/acc_if_well_formed/mean")
         lines.append(
-            f"| {seed} | {befores[-1]:.3f} | {afters[-1]:.3f} ({low:.3f} to {high:.3f}) | {afters[-1] - befores[-1]:+.3f} | "
+            f"| {seed} | {befores[-1]:.3f} | {afters[-1]:.3f} ({low:.3f} to {high:.3f}) | "
+            f"{afters[-1] - befores[-1]:+.3f} | "
             f"{before[f'{PREFIX}/well_formed/mean']:.3f}, {after[f'{PREFIX}/well_formed/mean']:.3f} | "
             f"{'-' if among is None else f'{among:.3f}'} | {seconds.get(seed, float('nan')) / 60:.1f} min |"
         )
@@ -102,9 +107,13 @@ def draw(seeds: list[int], runs_dir: Path, target: Path) -> None:
     axes = figure.subplots()
     for number, seed in enumerate(seeds):
         run = newest(runs_dir, seed)
-        axes.plot(*zip(*rewards(run), strict=True), color=f"C{number}", alpha=0.5, label=f"training reward, seed {seed}")
+        axes.plot(
+            *zip(*rewards(run), strict=True), color=f"C{number}", alpha=0.5, label=f"training reward, seed {seed}"
+        )
         points = [(row["step"], row[f"{PREFIX}/acc/mean"]) for row in validations(run)]
-        axes.plot(*zip(*points, strict=True), color=f"C{number}", marker="o", linestyle="--", label=f"held-out, seed {seed}")
+        axes.plot(
+            *zip(*points, strict=True), color=f"C{number}", marker="o", linestyle="--", label=f"held-out, seed {seed}"
+        )
     axes.set_xlabel("iteration")
     axes.set_ylabel("accuracy")
     axes.set_ylim(0, 1)

@@ -120,7 +120,8 @@ class RolloutDataModule(L.LightningDataModule):
         self.verbose = verbose
         if self.sampling.temperature <= 0:
             raise ValueError(
-                f"data.sampling.temperature={self.sampling.temperature} must be above 0: a greedy policy explores nothing. "
+                f"data.sampling.temperature={self.sampling.temperature} must be above 0: a greedy policy explores "
+                "nothing. "
                 f"Greedy validation is data.val_sampling."
             )
 
@@ -276,11 +277,14 @@ class RolloutDataModule(L.LightningDataModule):
             return
         if self.trainer.world_size > 1:
             raise ValueError(
-                f"trainer.devices: the run has {self.trainer.world_size} training processes; this version trains in one."
+                f"trainer.devices: the run has {self.trainer.world_size} training processes; this version trains in "
+                "one."
             )
-        if not any(isinstance(callback, WeightPublisher) for callback in self.trainer.callbacks):
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        if not any(isinstance(callback, WeightPublisher) for callback in callbacks):
             raise ValueError(
-                "Nothing brings the policy's weights into the replicas: is the WeightSync callback in trainer.callbacks? "
+                "Nothing brings the policy's weights into the replicas: is the WeightSync callback in "
+                "trainer.callbacks? "
                 "Add {class_path: lit_rl.callbacks.WeightSync}."
             )
 
@@ -331,7 +335,12 @@ def _limited(sampling: SamplingParams, max_response_tokens: int) -> SamplingPara
 
 
 def _check_options(
-    prompts_per_iteration: int, group_size: int, num_mini_batches: int, ppo_epochs: int, backend: str, max_staleness: int
+    prompts_per_iteration: int,
+    group_size: int,
+    num_mini_batches: int,
+    ppo_epochs: int,
+    backend: str,
+    max_staleness: int,
 ) -> None:
     counts = {
         "prompts_per_iteration": prompts_per_iteration,
@@ -346,5 +355,6 @@ def _check_options(
         raise ValueError(f"data.backend={backend!r} must be 'ray' or 'inline'.")
     if max_staleness != 0:
         raise ValueError(
-            f"data.max_staleness={max_staleness}: only 0 (strictly on-policy) is built; asynchronous collection is not there yet."
+            f"data.max_staleness={max_staleness}: only 0 (strictly on-policy) is built; asynchronous collection is not "
+            "there yet."
         )

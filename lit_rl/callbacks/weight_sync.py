@@ -96,7 +96,11 @@ class WeightSync(Callback, WeightPublisher):
             path = self._buckets.write(bucket)
             bytes_sent |= {name: tensor.numel() * tensor.element_size() for name, tensor in bucket}
             try:
-                run(servers.send_bucket({"path": str(path)}), timeout_s=timeout_s, what="replicas to load a weight bucket")
+                run(
+                    servers.send_bucket({"path": str(path)}),
+                    timeout_s=timeout_s,
+                    what="replicas to load a weight bucket",
+                )
             finally:
                 self._buckets.release(Path(path))
         version = module.policy_version
@@ -107,7 +111,8 @@ class WeightSync(Callback, WeightPublisher):
         )
         if module.steps_since_sync > 0 and not servers.weights_changed:
             log.warning(
-                "After %d optimizer steps the replicas hold the same weights as before: the steps are too small for data.serving.dtype=%s.",
+                "After %d optimizer steps the replicas hold the same weights as before: the steps are too small for "
+                "data.serving.dtype=%s.",
                 module.steps_since_sync,
                 settings.dtype,
             )

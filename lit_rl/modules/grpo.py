@@ -44,7 +44,8 @@ class GRPO(PolicyGradientModule):
         super().__init__(model_name, **kwargs)
         if not 0 < clip_ratio_low < 1 or clip_ratio_high <= 0:
             raise ValueError(
-                f"model.clip_ratio_low={clip_ratio_low}, model.clip_ratio_high={clip_ratio_high}: the lower half-width must lie in "
+                f"model.clip_ratio_low={clip_ratio_low}, model.clip_ratio_high={clip_ratio_high}: the lower half-width "
+                "must lie in "
                 f"(0, 1), the upper one above 0."
             )
         self.clip_ratio_low = clip_ratio_low

@@ -16,7 +16,6 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LambdaLR
 
 from lit_rl.algorithms.aggregate import AGGREGATION_MODES, aggregate_loss, masked_mean
 from lit_rl.algorithms.importance import mismatch_metrics, truncated_importance_weights
@@ -106,8 +105,7 @@ class PolicyGradientModule(L.LightningModule):
         self.policy_version = 0
         self.steps_since_sync = 0
         self._skipped_in_a_row = 0
-        # Not registered: absent from checkpoints and from the strategy's wrapping.
-        object.__setattr__(self, "reference", None)
+        self.reference: Reference | None = None
 
     # What an algorithm is made of.
 
@@ -136,15 +134,16 @@ class PolicyGradientModule(L.LightningModule):
             self.actor.enable_bf16_working_copy()
         if self.kl_loss_coef != 0:
             reference = Reference(load_causal_lm(self.model_name), dtype=torch.bfloat16 if computes_in_bf16 else None)
-            object.__setattr__(self, "reference", reference)
+            # A plain holder: absent from checkpoints, from the optimizer and from the strategy's wrapping.
+            self.reference = reference
 
     def configure_optimizers(self) -> Any:
-        """One AdamW with the parameter group ``actor``, and a schedule over iterations."""
+        """One AdamW with the parameter group ``actor``; the schedule is a function of the iteration, without state."""
         assert self.actor is not None
         parameters = [parameter for parameter in self.actor.parameters() if parameter.requires_grad]
         group = {"params": parameters, "lr": self.actor_lr, "weight_decay": self.weight_decay, "name": "actor"}
-        optimizer = torch.optim.AdamW([group], lr=self.actor_lr, betas=self.betas, eps=self.adam_eps, fused=True)
-        return {"optimizer": optimizer, "lr_scheduler": LambdaLR(optimizer, self.learning_rate_factor)}
+        group["base_lr"] = self.actor_lr
+        return torch.optim.AdamW([group], lr=self.actor_lr, betas=self.betas, eps=self.adam_eps, fused=True)
 
     def learning_rate_factor(self, iteration: int) -> float:
         """Share of the learning rate in an iteration (from 0): linear warm-up, then 1."""
@@ -194,20 +193,27 @@ class PolicyGradientModule(L.LightningModule):
     def on_train_start(self) -> None:
         """The configuration wins over what a checkpoint brought."""
         for group in self.optimizers().param_groups:  # type: ignore[union-attr]
-            restored = (group.get("initial_lr", self.actor_lr), group["weight_decay"])
-            wanted = (self.actor_lr, self.weight_decay)
+            restored, wanted = (group["base_lr"], group["weight_decay"]), (self.actor_lr, self.weight_decay)
             if restored != wanted:
                 log.warning(
-                    "The checkpoint's learning rate and weight decay %s differ from the configuration's %s, which are "
-                    "used.",
+                    "The checkpoint's learning rate and weight decay %s differ from the configuration's %s, "
+                    "which are used.",
                     restored,
                     wanted,
                 )
-                group["initial_lr"], group["weight_decay"] = wanted
-                group["lr"] = self.actor_lr * self.learning_rate_factor(self.trainer.current_epoch)
-        scheduler = self.lr_schedulers()
-        if isinstance(scheduler, LambdaLR):
-            scheduler.base_lrs = [self.actor_lr for _ in scheduler.base_lrs]
+                group["base_lr"], group["weight_decay"] = wanted
+
+    def on_train_epoch_start(self) -> None:
+        """Set the iteration's learning rate."""
+        self._iteration_started = time.perf_counter()
+        for group in self.optimizers().param_groups:  # type: ignore[union-attr]
+            group["lr"] = group["base_lr"] * self.learning_rate_factor(self.current_epoch)
+
+    def on_train_batch_end(self, outputs: Any, batch: MiniBatch, batch_idx: int) -> None:
+        """Time the iteration; callbacks, the weight sync among them, have had this hook before."""
+        if batch.is_last:
+            seconds = {"timing_s/step": time.perf_counter() - self._iteration_started}
+            self.log_dict(seconds, on_step=False, on_epoch=True, batch_size=1)
 
     # The steps of an iteration.
 
@@ -237,7 +243,7 @@ class PolicyGradientModule(L.LightningModule):
 
     @torch.no_grad()
     def _score_with(self, name: str, experience: Experience, logprobs: Callable[[MicroBatch], Tensor]) -> None:
-        """Fill one column, with the micro-batches of the first pass: equal rows give equal numbers, so its first ratio is 1."""
+        """Fill a column with the first pass's micro-batches: equal rows give equal numbers, and a first ratio of 1."""
         # Hooks outside training_step have no precision context of their own (Lightning 2.6).
         with self.trainer.precision_plugin.train_step_context():
             for index in range(len(experience.plan.mini_batches[0])):
@@ -249,8 +255,8 @@ class PolicyGradientModule(L.LightningModule):
         return self._forward(batch, with_entropy=False).logprobs
 
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor:
-        self.reference.to(self.device)
-        return self.reference.score(batch.packed, batch.temperature)
+        assert self.reference is not None
+        return self.reference.to(self.device).score(batch.packed, batch.temperature)
 
     def _forward(self, batch: MicroBatch, *, with_entropy: bool) -> Any:
         assert self.actor is not None
@@ -261,7 +267,7 @@ class PolicyGradientModule(L.LightningModule):
         return self.actor(batch.packed, batch.temperature, with_entropy)
 
     def _has_weight(self, batch: MiniBatch) -> bool:
-        """Whether the mini-batch's loss can move the weights: AdamW's momentum would move them on a zero gradient too."""
+        """Whether the loss can move the weights: AdamW's momentum would move them on a zero gradient too."""
         if batch.plan.num_loss_tokens == 0:
             return False
         if self.kl_loss_coef != 0 or self.entropy_coef != 0:
@@ -354,11 +360,8 @@ class PolicyGradientModule(L.LightningModule):
             )
 
     def _finish_iteration(self, experience: Experience) -> None:
-        """Advance schedule and version, and log the iteration."""
-        scheduler = self.lr_schedulers()
+        """Advance the version and log the iteration."""
         learning_rate = float(self.optimizers().param_groups[0]["lr"])  # type: ignore[union-attr]
-        if isinstance(scheduler, LambdaLR):
-            scheduler.step()
         self.policy_version += 1
         update_s = time.perf_counter() - self._update_started
         metrics = experience.metrics | self.metrics.compute()
@@ -397,7 +400,7 @@ class PolicyGradientModule(L.LightningModule):
             )
 
     def _uses_bf16_working_copy(self) -> bool:
-        """On one CPU device in mixed precision a bfloat16 copy is faster than autocast, which casts weights on every call."""
+        """On one CPU in mixed precision a bfloat16 copy is faster than autocast, which casts weights on every call."""
         from lightning.pytorch.strategies import SingleDeviceStrategy
 
         trainer = self._trainer

@@ -1,4 +1,4 @@
-"""Sampling from the policy: replicas around an engine, the balancer and client that share them out, and their manager."""
+"""Sampling from the policy: replicas around engines, the balancer and client in front, and their manager."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Replica(Protocol):
         """
 
     async def abort(self, request_id: str) -> None:
-        """End one request; its caller gets what was sampled so far with stop reason ``abort``. Unknown ids are ignored."""
+        """End one request; its caller gets what was sampled so far, stop reason ``abort``. Unknown ids are ignored."""
 
     async def pause(self) -> None:
         """Freeze generation; requests in flight are kept."""

@@ -95,7 +95,11 @@ class TransformersReplica:
         )
         self._waiting.append(request)
         self._wake.set()
-        return await request.answer
+        try:
+            return await request.answer
+        except asyncio.CancelledError:
+            await self.abort(request_id)  # nobody wants the rest
+            raise
 
     async def _batch_forever(self) -> None:
         """Run batch after batch of whatever is waiting; a failing batch fails its own requests only."""
@@ -158,7 +162,7 @@ class TransformersReplica:
                 positions = positions[:, -1:] + 1
 
     def _sample(self, request: _Request, logits: Any) -> int:
-        """Draw the next token of one request, record it, and decide whether the request ends. Finished ones repeat token 0."""
+        """Draw and record the next token of one request, and decide whether it ends. Finished ones repeat token 0."""
         import torch
 
         if request.stop_reason is not None:
@@ -283,7 +287,7 @@ def _output(request: _Request) -> TokenOutput:
 
 
 def _penalized(logits: Any, request: _Request) -> Any:
-    """Logits after the repetition penalty (arXiv:1909.05858): seen tokens' logits are divided, or multiplied where negative."""
+    """Logits after the repetition penalty (arXiv:1909.05858): seen tokens' divided, or multiplied if negative."""
     import torch
 
     penalty = request.sampling.repetition_penalty

@@ -97,11 +97,13 @@ class VLLMReplica:
         """Sample one response; see `Replica.generate`."""
         from vllm.sampling_params import RequestOutputKind
         from vllm.sampling_params import SamplingParams as EngineSampling
+        from vllm.v1.engine.exceptions import EngineDeadError
 
         room = self.max_model_len - len(prompt_ids)
         if room < 1:
             raise ValueError(
-                f"The prompt has {len(prompt_ids)} tokens, but data.serving.max_model_len={self.max_model_len} leaves no room for a "
+                f"The prompt has {len(prompt_ids)} tokens, but data.serving.max_model_len={self.max_model_len} leaves "
+                "no room for a "
                 f"response. Raise it, or lower data.max_prompt_tokens so that such rows are filtered out."
             )
         engine_sampling = EngineSampling(
@@ -118,10 +120,15 @@ class VLLMReplica:
             detokenize=bool(sampling.stop),
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        output = None
-        async for output in self.engine.generate({"prompt_token_ids": prompt_ids}, engine_sampling, request_id):
-            pass
-        completion = output.outputs[0]
+        try:
+            outputs = [
+                output
+                async for output in self.engine.generate({"prompt_token_ids": prompt_ids}, engine_sampling, request_id)
+            ]
+        except EngineDeadError as error:
+            # Infrastructure, not data: the client goes to another replica.
+            raise ConnectionError(f"The engine of replica {self.rank} has died.") from error
+        completion = outputs[-1].outputs[0]
         token_ids = list(completion.token_ids)
         return TokenOutput(
             token_ids=token_ids,
@@ -143,7 +150,7 @@ class VLLMReplica:
         await self.engine.abort(request_id)
 
     async def pause(self) -> None:
-        """Freeze generation, keep the requests, and preempt them so that no cache outlives the weights it was computed with."""
+        """Freeze generation and preempt the requests: no cache may outlive the weights it was computed with."""
         await self.engine.pause_generation(mode="keep", clear_cache=True)
 
     async def resume(self) -> None:

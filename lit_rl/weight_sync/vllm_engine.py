@@ -64,7 +64,7 @@ class SharedMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                     self.bytes_received[name] = tensor.numel() * tensor.element_size()
                     yield name, tensor
 
-            self.model.load_weights(tensors())
+            self.model.load_weights(tensors())  # type: ignore[operator]
 
     def finish_weight_update(self) -> None:
         """Finish the reload."""
@@ -82,7 +82,7 @@ class WeightReportExtension:
     def lit_rl_weight_report(self) -> dict[str, Any]:
         """Bytes received under each name in the last update, and a digest over all loaded parameters."""
         engine = self.weight_transfer_engine  # type: ignore[attr-defined]
-        checksums = self.compute_weight_checksums()  # type: ignore[attr-defined]
+        checksums = self.compute_weight_checksums()  # type: ignore[attr-defined, operator]
         digest = hashlib.sha256(repr(sorted(checksums.items())).encode()).hexdigest()
         return {"bytes_received": dict(engine.bytes_received), "checksum": digest, "num_tensors": len(checksums)}
 

@@ -1,4 +1,4 @@
-"""What `smoke.sh` runs: see there. Each part prints a JSON object, and a failing part does not keep the others from running."""
+"""What `smoke.sh` runs: see there. Each part prints a JSON object; a failing one does not stop the others."""
 
 import argparse
 import json
@@ -149,7 +149,7 @@ def whole_loop(device):
             for i in range(4)]  # fmt: skip
     data = RolloutDataModule(
         folder, rows, prompts_per_iteration=2, group_size=4, max_prompt_tokens=32, max_response_tokens=8,
-        rewards=RewardSettings(function=lambda data_source, solution_str, ground_truth, extra_info=None: len(set(solution_str))),
+        rewards=RewardSettings(function=num_characters),
         serving=ServingSettings(replica="transformers", dtype="float32"), backend="inline",
     )  # fmt: skip
     trainer = L.Trainer(accelerator="gpu" if device == "cuda" else "cpu", devices=1, max_epochs=3, logger=False,
@@ -159,7 +159,12 @@ def whole_loop(device):
     trainer.fit(GRPO(folder, actor_lr=1e-3), datamodule=data)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     return {"seconds": time.perf_counter() - started, "iterations": trainer.current_epoch,
-            "reward": metrics["critic/score/mean"], "logprob_gap": metrics.get("rollout_corr/logprob_gap_mean")}  # fmt: skip
+            "reward": metrics["critic/score/mean"],
+            "logprob_gap": metrics.get("rollout_corr/logprob_gap_mean")}  # fmt: skip
+
+
+def num_characters(data_source, solution_str, ground_truth, extra_info=None):
+    return len(set(solution_str))
 
 
 def make_checkpoint(folder):
@@ -170,7 +175,10 @@ def make_checkpoint(folder):
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
-    fast.chat_template = "{% for m in messages %}<user> {{ m['content'] }} {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    fast.chat_template = (
+        "{% for m in messages %}<user> {{ m['content'] }} {% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
     fast.save_pretrained(folder)
     config = half_billion(True)
     config.eos_token_id, config.pad_token_id = 1, 0

@@ -28,7 +28,7 @@ def tiny_model_folder(tmp_path_factory):
 
 @pytest.fixture
 def make_trajectories():
-    """Groups of random trajectories: uneven lengths, masked tool tokens, one empty response, rewards in steps of 0.25."""
+    """Groups of random trajectories: uneven lengths, masked tool tokens, one empty response, rewards in quarters."""
 
     def make(num_groups=5, group_size=4, seed=0, rewards=None, with_tools=True):
         rng = random.Random(seed)
@@ -40,9 +40,14 @@ def make_trajectories():
                 mask = [0 if with_tools and 2 < column < 5 and column < length - 1 else 1 for column in range(length)]
                 trajectories.append(
                     Trajectory(
-                        row_id=str(group), group_id=f"g{group}", sample_index=sample, prompt_ids=prompt,
-                        response_ids=[rng.randrange(1, VOCABULARY) for _ in range(length)], loss_mask=mask,
-                        rollout_logprobs=[-4.0 * m for m in mask], policy_versions=[0 if m else -1 for m in mask],
+                        row_id=str(group),
+                        group_id=f"g{group}",
+                        sample_index=sample,
+                        prompt_ids=prompt,
+                        response_ids=[rng.randrange(1, VOCABULARY) for _ in range(length)],
+                        loss_mask=mask,
+                        rollout_logprobs=[-4.0 * m for m in mask],
+                        policy_versions=[0 if m else -1 for m in mask],
                         reward=rewards[len(trajectories)] if rewards else rng.randrange(5) / 4,
                     )  # fmt: skip
                 )
@@ -55,8 +60,8 @@ def make_trajectories():
 def make_experience():
     """Experience of one rank from trajectories, as the collector makes it."""
 
-    def make(trajectories, *, num_mini_batches=1, ppo_epochs=1, max_tokens=64, micro_batch_size=None, share_prompts=True,
-             temperature=1.0, iteration=0, seed=0):  # fmt: skip
+    def make(trajectories, *, num_mini_batches=1, ppo_epochs=1, max_tokens=64, micro_batch_size=None,
+             share_prompts=True, temperature=1.0, iteration=0, seed=0):  # fmt: skip
         numbers = {g: i for i, g in enumerate(dict.fromkeys(t.group_id for t in trajectories))}
         group_ids = [numbers[t.group_id] for t in trajectories]
         plan = plan_iteration(

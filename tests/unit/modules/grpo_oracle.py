@@ -1,6 +1,7 @@
 """A plain float64 GRPO that the module's update is held against.
 
-Padded, one process, own softmax, own advantages, own AdamW: nothing of lit_rl is used, only a Hugging Face model's forward pass.
+Padded, one process, own softmax, own advantages, own AdamW: nothing of lit_rl is used, only a Hugging Face model's
+forward pass.
 """
 
 from __future__ import annotations

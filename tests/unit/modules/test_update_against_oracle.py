@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM
 from lit_rl.modules import GRPO
 
 LR = 1e-3
-# AdamW divides a gradient by its own size: with the usual 1e-8 an element whose gradient is nearly 0 turns float32's rounding
-# into a step of the learning rate's size, and no implementation could match.
+# AdamW divides a gradient by its own size: with the usual 1e-8 an element whose gradient is nearly 0 turns float32's
+# rounding into a step of the learning rate's size, and no implementation could match.
 EPS = 1e-3
 
 
@@ -35,7 +35,14 @@ def assert_same_weights(module, expected, start):
 
 @pytest.mark.parametrize(
     ("num_mini_batches", "ppo_epochs", "max_tokens", "micro_batch_size", "share_prompts"),
-    [(1, 1, 400, None, True), (1, 1, 400, None, False), (1, 1, 24, None, False), (1, 1, 40, 2, True), (3, 1, 60, None, True), (2, 2, 48, None, False)],  # fmt: skip
+    [
+        (1, 1, 400, None, True),
+        (1, 1, 400, None, False),
+        (1, 1, 24, None, False),
+        (1, 1, 40, 2, True),
+        (3, 1, 60, None, True),
+        (2, 2, 48, None, False),
+    ],  # fmt: skip
 )
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
 def test_update_equals_the_float64_oracle(

@@ -280,6 +280,11 @@ class RolloutDataModule(L.LightningDataModule):
                 f"trainer.devices: the run has {self.trainer.world_size} training processes; this version trains in "
                 "one."
             )
+        if self.trainer.max_steps != -1:
+            raise ValueError(
+                f"trainer.max_steps={self.trainer.max_steps} would end the run inside an iteration: use "
+                "trainer.max_epochs (iterations)."
+            )
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         if not any(isinstance(callback, WeightPublisher) for callback in callbacks):
             raise ValueError(

@@ -124,6 +124,11 @@ class PolicyGradientModule(L.LightningModule):
 
     # Lightning's hooks.
 
+    def setup(self, stage: str) -> None:
+        """Count versions from the trainer's iteration: a second fit starts anew. A checkpoint is loaded after this."""
+        if stage == "fit":
+            self.policy_version = self.trainer.current_epoch
+
     def configure_model(self) -> None:
         """Load the networks; called again on later fits, when there is nothing to do."""
         if self.actor is not None:

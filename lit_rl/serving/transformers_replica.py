@@ -62,11 +62,11 @@ class TransformersReplica:
 
     def _load(self) -> None:
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(self.model_name)
-        dtype = getattr(torch, self.settings.dtype)
-        self.model: Any = AutoModelForCausalLM.from_pretrained(self.model_name, dtype=dtype).eval()
+        from lit_rl.models import load_causal_lm, load_tokenizer
+
+        self.tokenizer: Any = load_tokenizer(self.model_name)
+        self.model: Any = load_causal_lm(self.model_name, dtype=getattr(torch, self.settings.dtype))
         if self.gpu:
             self.model.to("cuda")
         ends = self.model.generation_config.eos_token_id

@@ -207,9 +207,7 @@ def test_names_that_no_parameter_consumed_are_an_error() -> None:
 
 def test_replicas_with_different_checksums_are_an_error() -> None:
     async def use(manager: LLMServerManager) -> None:
-        with pytest.raises(
-            WeightUpdateFailed, match=r"version 0 the replicas hold different weights: .*replica-1.*odd"
-        ):
+        with pytest.raises(WeightUpdateFailed, match=r"version 0 the replicas hold different weights: .*-1.*odd"):
             await update(manager, 0)
 
     manage(use, {1: {"finish_weight_update": WeightReport(version=0, bytes_received=SENT, checksum="odd")}})

@@ -7,6 +7,7 @@ WeightSync callback.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import Any
 import lightning as L
 
 from lit_rl.agents import AgentLoopManager, AgentSettings
+from lit_rl.agents.run_tools import load_run_tools, row_schemas
 from lit_rl.cluster import Runtime
 from lit_rl.data import ChatTemplate, PromptCursor, PromptSource, WithoutOverlong
 from lit_rl.experience.batch import Experience
@@ -134,6 +136,7 @@ class RolloutDataModule(L.LightningDataModule):
         self._managers: list[Any] = []
         self._collector: Collector | None = None
         self._tokenizer: Any = None
+        self._tools: dict[str, Any] | None = None  # for schemas and limits; workers load and call their own
 
     # Lightning's hooks.
 
@@ -206,12 +209,15 @@ class RolloutDataModule(L.LightningDataModule):
         path = resolve_model(self.model_name)
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(path)
+        if self._tools is None:
+            self._tools = load_run_tools(self.agents)
         template = ChatTemplate(self._tokenizer, template_kwargs=self.agents.chat_template_kwargs)
         for name in wanted:
             source = self.sources[name]
             if source is None or name in self._rows:
                 continue
-            kept = WithoutOverlong(source, template, self.max_prompt_tokens)
+            schemas = row_schemas(self.agents, self._tools)
+            kept = WithoutOverlong(source, template, self.max_prompt_tokens, tools=schemas)
             if kept.counts.num_overlong or kept.counts.num_failed:
                 log.warning("data.%s_data: %s", name, kept.counts.describe())
             self._rows[name] = [kept[index] for index in range(len(kept))]
@@ -305,7 +311,7 @@ class RolloutDataModule(L.LightningDataModule):
         start_s = self.serving.start_timeout_s
         runtime.loop.run(servers.start(), timeout_s=start_s + 60, what=f"{self.serving.num_replicas} replicas to start")
         runtime.loop.run(rewards.start(), timeout_s=start_s, what="reward workers to start")
-        agents = AgentLoopManager(runtime, self.agents, servers.client(), model, rewards.handles)
+        agents = AgentLoopManager(runtime, self.agents, servers.client(), model, rewards.handles, self._tools)
         self._managers.insert(0, agents)
         runtime.loop.run(agents.start(), timeout_s=start_s, what="agent-loop workers to start")
         self.servers = servers
@@ -325,13 +331,20 @@ class RolloutDataModule(L.LightningDataModule):
         self.servers = self._collector = None
         if runtime is None:
             return
-        for manager in managers:
-            try:
-                runtime.loop.run(manager.stop(), timeout_s=30.0, what=f"{type(manager).__name__} to stop")
-            except Exception as error:
+        try:
+            # At once: after Ctrl-C a person waits for this.
+            results = runtime.loop.run(_stop_all(managers), timeout_s=30.0, what="engines and workers to stop")
+        except TimeoutError as error:
+            results = [error]
+        for error in results:
+            if isinstance(error, Exception):
                 # The runtime ends what is left; an error here must not keep it from doing so.
-                log.warning("%s did not stop cleanly: %s", type(manager).__name__, error)
+                log.warning("Not everything stopped cleanly: %s", error)
         runtime.stop()
+
+
+async def _stop_all(managers: Sequence[Any]) -> list[Any]:
+    return await asyncio.gather(*(manager.stop() for manager in managers), return_exceptions=True)
 
 
 def _limited(sampling: SamplingParams, max_response_tokens: int) -> SamplingParams:

@@ -16,7 +16,7 @@ from typing import Any
 import lightning as L
 
 from lit_rl.agents import AgentLoopManager, AgentSettings
-from lit_rl.agents.run_tools import load_run_tools, row_schemas
+from lit_rl.agents.run_tools import load_run_tools, report_template, row_schemas
 from lit_rl.cluster import Runtime
 from lit_rl.data import ChatTemplate, PromptCursor, PromptSource, WithoutOverlong
 from lit_rl.experience.batch import Experience
@@ -209,9 +209,14 @@ class RolloutDataModule(L.LightningDataModule):
         path = resolve_model(self.model_name)
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(path)
+        template = ChatTemplate(
+            self._tokenizer,
+            template_kwargs=self.agents.chat_template_kwargs,
+            custom_template=self.agents.chat_template,
+        )
         if self._tools is None:
             self._tools = load_run_tools(self.agents)
-        template = ChatTemplate(self._tokenizer, template_kwargs=self.agents.chat_template_kwargs)
+            report_template(template, self._tools)
         for name in wanted:
             source = self.sources[name]
             if source is None or name in self._rows:
@@ -336,10 +341,10 @@ class RolloutDataModule(L.LightningDataModule):
             results = runtime.loop.run(_stop_all(managers), timeout_s=30.0, what="engines and workers to stop")
         except TimeoutError as error:
             results = [error]
-        for error in results:
-            if isinstance(error, Exception):
+        for result in results:
+            if isinstance(result, Exception):
                 # The runtime ends what is left; an error here must not keep it from doing so.
-                log.warning("Not everything stopped cleanly: %s", error)
+                log.warning("Not everything stopped cleanly: %s", result)
         runtime.stop()
 
 

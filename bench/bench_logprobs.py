@@ -26,7 +26,8 @@ REPEATS = 2
 def run() -> dict[str, float]:
     """Return peak memory above the inputs in GB, gradients included, and the ratio of median CPU times.
 
-    CPU time, since with one thread it is what the wall clock shows on an idle machine, and a busy one does not distort it.
+    CPU time, since with one thread it is what the wall clock shows on an idle machine, and other work does not distort
+    it.
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -74,6 +74,19 @@ class AgentLoop(ABC):
         self.conversation_id = conversation_id or uuid.uuid4().hex
         self.metrics: dict[str, float] = {"generate_s": 0.0, "num_preempted": 0.0}
 
+    @classmethod
+    def shown_schemas(cls, tools: Mapping[str, Any], prompt: Prompt) -> list[dict[str, Any]]:
+        """Tool schemas that this kind of loop renders into the prompt of a row; the overlong filter counts them.
+
+        Args:
+            tools: Tools of the run, by name.
+            prompt: The row.
+
+        Returns:
+            OpenAI function schemas. This base class shows none.
+        """
+        return []
+
     @abstractmethod
     async def run(self, prompt: Prompt, sampling: SamplingParams) -> Trajectory:
         """Hold the conversation and return it as a trajectory.

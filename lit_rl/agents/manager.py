@@ -11,14 +11,16 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lit_rl.agents.agent_loop import GenerationClient
 from lit_rl.agents.policy_text import PolicyText
+from lit_rl.agents.run_tools import load_run_tools
 from lit_rl.agents.settings import AgentSettings, TrajectoryRequest
 from lit_rl.agents.worker import INFRASTRUCTURE, AgentLoopWorker
 from lit_rl.cluster import Runtime, WorkerDied, WorkerGroup, WorkerHandle
+from lit_rl.tools.rate_limit import create_rate_limiters
 from lit_rl.types import SamplingParams, Trajectory
 
 log = logging.getLogger(__name__)
@@ -39,6 +41,8 @@ class AgentLoopManager:
         client: Sends generation requests; copied into every worker.
         policy_text: Local model folder with the tokenizer, or what is otherwise loaded from it.
         reward_handles: Reward workers; without any, trajectories come back unscored.
+        tools: The run's tools where they are loaded already, for their rate limits; default: loaded in `start`. Workers
+            load their own.
 
     Raises:
         ValueError: If an option is out of range.
@@ -51,16 +55,19 @@ class AgentLoopManager:
         client: GenerationClient,
         policy_text: str | PolicyText,
         reward_handles: Sequence[WorkerHandle] = (),
+        tools: Mapping[str, Any] | None = None,
     ) -> None:
         settings.check()
         self._runtime = runtime
-        self._settings = settings
-        self._worker_kwargs = {
+        self._settings = settings = settings.with_absolute_paths()
+        self._worker_kwargs: dict[str, Any] = {
             "settings": settings,
             "client": client,
             "policy_text": policy_text,
             "reward_handles": list(reward_handles),
         }
+        self._tools = tools
+        self._limiters: dict[str, WorkerGroup] | None = None
         self._groups: list[WorkerGroup] = []
         self._workers: list[WorkerHandle] = []
         self._start_lock = asyncio.Lock()  # validation may ask while the background collects
@@ -71,6 +78,7 @@ class AgentLoopManager:
             missing = self._settings.resolved_num_workers() - len(self._workers)
             if missing <= 0:
                 return
+            await self._start_limiters()
             group = WorkerGroup.create(
                 self._runtime,
                 AgentLoopWorker,
@@ -84,9 +92,20 @@ class AgentLoopManager:
             self._workers.extend(group.workers)
 
     async def stop(self) -> None:
-        """Stop the workers. Idempotent."""
+        """Stop the workers, then the rate limiters they may still ask. Idempotent."""
         groups, self._groups, self._workers = self._groups, [], []
+        limiters, self._limiters = self._limiters or {}, None
         await asyncio.gather(*(group.stop(_STOP_TIMEOUT_S) for group in groups))
+        await asyncio.gather(*(group.stop(_STOP_TIMEOUT_S) for group in limiters.values()))
+
+    async def _start_limiters(self) -> None:
+        if self._limiters is not None:
+            return
+        # In a thread: loading runs user code and may wait for MCP servers.
+        tools = await asyncio.to_thread(load_run_tools, self._settings) if self._tools is None else self._tools
+        self._limiters = create_rate_limiters(self._runtime, tools.values())
+        await asyncio.gather(*(group.ready(self._settings.start_timeout_s) for group in self._limiters.values()))
+        self._worker_kwargs["rate_limits"] = {name: group.workers[0] for name, group in self._limiters.items()}
 
     async def generate(
         self,

@@ -30,12 +30,15 @@ class PolicyText:
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=True)) if token_ids else ""
 
 
-def load_policy_text(model_path: str, chat_template_kwargs: dict[str, Any]) -> PolicyText:
+def load_policy_text(
+    model_path: str, chat_template_kwargs: dict[str, Any], chat_template: str | None = None
+) -> PolicyText:
     """Load from a local model folder.
 
     Args:
         model_path: Folder (or hub id in the cache) of the policy.
         chat_template_kwargs: Further variables of the chat template.
+        chat_template: Jinja text or file instead of the tokenizer's own template.
     """
     from transformers import AutoTokenizer
 
@@ -43,7 +46,12 @@ def load_policy_text(model_path: str, chat_template_kwargs: dict[str, Any]) -> P
 
     tokenizer = AutoTokenizer.from_pretrained(model_path)
     ends = end_token_ids(tokenizer.eos_token_id, Path(model_path) / "generation_config.json")
-    template = ChatTemplate(tokenizer, template_kwargs=chat_template_kwargs, end_token_ids=sorted(ends))
+    template = ChatTemplate(
+        tokenizer,
+        template_kwargs=chat_template_kwargs,
+        custom_template=chat_template,
+        end_token_ids=sorted(ends),
+    )
     return PolicyText(tokenizer=tokenizer, chat_template=template, end_token_ids=ends)
 
 

@@ -7,7 +7,7 @@ runs here.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lit_rl.types import Prompt
@@ -46,6 +46,7 @@ class AgentSettings:
         max_resubmissions: Times a trajectory is started anew after an infrastructure failure, at least 0.
         tool_config_path: YAML file of tools.
         function_tool_path: Python file of function tools.
+        chat_template: Jinja text or a ``.jinja`` file instead of the tokenizer's own template; ``None`` keeps that.
         chat_template_kwargs: Further variables of the chat template (``enable_thinking: false``).
     """
 
@@ -63,11 +64,21 @@ class AgentSettings:
     max_resubmissions: int = 2
     tool_config_path: str | None = None
     function_tool_path: str | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def resolved_num_workers(self) -> int:
         """Number of workers to start: the configured one, or ``min(8, CPU cores)``."""
         return self.num_workers if self.num_workers is not None else min(8, os.cpu_count() or 1)
+
+    def with_absolute_paths(self) -> AgentSettings:
+        """The same settings for a process with another working folder."""
+        paths = {
+            name: os.path.abspath(value)
+            for name in ("tool_config_path", "function_tool_path", "chat_template")
+            if (value := getattr(self, name)) is not None and (name != "chat_template" or value.endswith(".jinja"))
+        }
+        return replace(self, **paths)  # type: ignore[arg-type]
 
     def check(self) -> None:
         """Raise ``ValueError`` where an option is out of its range."""

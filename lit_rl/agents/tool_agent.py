@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
 from lit_rl.agents.agent_loop import AgentLoop
 from lit_rl.agents.response import Response, finish_response, first_end_position
+from lit_rl.agents.run_tools import select_tools, tool_schemas
 from lit_rl.agents.tool_messages import TruncateSide, assistant_message, call_id, tool_message, truncate_text
 from lit_rl.agents.tool_parsers import ParsedMessage, get_tool_parser
 from lit_rl.tools.base_tool import ToolContext
@@ -88,6 +90,11 @@ class ToolAgentLoop(AgentLoop):
         self._user_turns = 0
         self._consecutive_invalid_calls = 0
 
+    @classmethod
+    def shown_schemas(cls, tools: Mapping[str, Tool], prompt: Prompt) -> list[dict[str, Any]]:
+        """Schemas of the tools that the row selects."""
+        return tool_schemas(select_tools(tools, prompt))
+
     async def run(self, prompt: Prompt, sampling: SamplingParams) -> Trajectory:
         """Hold the conversation.
 
@@ -95,8 +102,8 @@ class ToolAgentLoop(AgentLoop):
             ValueError: If the row's ``tools_kwargs`` cannot be used, or a tool answers a text-only policy with media.
             RuntimeError: If a tool's ``calc_reward`` failed.
         """
-        tools = self._select_tools(prompt)
-        schemas = [tool.tool_schema.to_dict() for tool in tools.values() if tool.tool_schema is not None]
+        tools = select_tools(self.tools, prompt)
+        schemas = tool_schemas(tools)
         session = ToolSession(
             tools,
             ToolContext(row_id=prompt.row_id, messages=list(prompt.messages), seed=sampling.seed),
@@ -230,13 +237,6 @@ class ToolAgentLoop(AgentLoop):
         if text is not result.text:
             self._count("num_truncated_tool_responses")
         return text
-
-    def _select_tools(self, prompt: Prompt) -> dict[str, Tool]:
-        selection = prompt.extra_info.get("tool_selection")
-        # A column of a parquet file may come as an array, whose truth value is an error.
-        if selection is None or len(selection) == 0:
-            return dict(self.tools)
-        return {name: tool for name, tool in self.tools.items() if name in selection}
 
     def _render_prompt(self, prompt: Prompt, schemas: list[dict[str, Any]]) -> list[int]:
         # The dataset has measured the prompt with the template's own tools.

@@ -11,16 +11,18 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from lit_rl.agents.agent_loop import AgentLoop, GenerationClient, InfrastructureError
 from lit_rl.agents.loop_classes import find_loop_class
 from lit_rl.agents.policy_text import PolicyText, load_policy_text
+from lit_rl.agents.run_tools import load_run_tools
 from lit_rl.agents.settings import AgentSettings, TrajectoryRequest
 from lit_rl.cluster import WorkerDied, WorkerHandle
 from lit_rl.rewards.client import RewardClient
 from lit_rl.rewards.manager import apply_result
 from lit_rl.rewards.result import ScoreRequest, error_text
+from lit_rl.tools.rate_limit import attach_rate_limits
+from lit_rl.tools.session import close_tools
 from lit_rl.types import Prompt, SamplingParams, Trajectory
 
 INFRASTRUCTURE = "infrastructure: "
@@ -39,6 +41,7 @@ class AgentLoopWorker:
         client: Sends generation requests.
         policy_text: Local model folder with the tokenizer, or what is otherwise loaded from it.
         reward_handles: Reward workers; without any, trajectories come back unscored.
+        rate_limits: Limiter workers of the run by tool name.
     """
 
     def __init__(
@@ -47,14 +50,17 @@ class AgentLoopWorker:
         client: GenerationClient,
         policy_text: str | PolicyText,
         reward_handles: Sequence[WorkerHandle] = (),
+        rate_limits: Mapping[str, WorkerHandle] | None = None,
     ) -> None:
         self._settings = settings
         self._client = client
         if isinstance(policy_text, str):
-            policy_text = load_policy_text(policy_text, settings.chat_template_kwargs)
+            policy_text = load_policy_text(policy_text, settings.chat_template_kwargs, settings.chat_template)
         self._text = policy_text
         self._rewards = RewardClient(reward_handles, settings.reward_timeout_s) if reward_handles else None
-        self._tools = _load_tools(settings)
+        self._tools = load_run_tools(settings)
+        if rate_limits:
+            attach_rate_limits(self._tools, rate_limits)
         self._slots = asyncio.Semaphore(settings.max_concurrent_trajectories)
         find_loop_class(None, settings)  # a wrong default fails at start, not in every trajectory
 
@@ -103,6 +109,10 @@ class AgentLoopWorker:
             for task in tasks:
                 task.cancel()
             await asyncio.wait({spawner, *tasks}, timeout=_CANCEL_S)
+
+    async def close(self) -> None:
+        """Close the tools: connections, processes. One that fails or hangs does not keep the others from it."""
+        await close_tools(self._tools)
 
     async def roll_out(self, request: TrajectoryRequest, sampling: SamplingParams) -> Trajectory:
         """Run and score one trajectory; what goes wrong is in its ``error``."""
@@ -187,11 +197,3 @@ def _failed(prompt: Prompt, error: str) -> Trajectory:
         policy_versions=[],
         error=error,
     )
-
-
-def _load_tools(settings: AgentSettings) -> Mapping[str, Any]:
-    if settings.tool_config_path is None and settings.function_tool_path is None:
-        return {}
-    from lit_rl.tools import load_all_tools
-
-    return load_all_tools(settings.tool_config_path, settings.function_tool_path)

@@ -6,7 +6,7 @@ apart: the first is expected in real data, the second is a fault in data or temp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ class WithoutOverlong:
         source: All prompts.
         chat_template: The one that the rollout renders with, its tools and template variables included.
         max_prompt_tokens: Longest prompt kept, generation prompt and tool schemas included.
-        tools: Tool schemas instead of the template's own.
+        tools: Tool schemas instead of the template's own; a function gives each row its own.
         max_failed_fraction: Largest share of rows, in [0, 1], that may fail to render.
 
     Attributes:
@@ -63,7 +63,7 @@ class WithoutOverlong:
         chat_template: ChatTemplate,
         max_prompt_tokens: int,
         *,
-        tools: Sequence[dict[str, Any]] | None = None,
+        tools: Sequence[dict[str, Any]] | Callable[[Prompt], Sequence[dict[str, Any]]] | None = None,
         max_failed_fraction: float = 0.05,
     ) -> None:
         self._source = source
@@ -72,8 +72,9 @@ class WithoutOverlong:
         first_error = ""
         for index in range(len(source)):
             prompt = source[index]
+            schemas = tools(prompt) if callable(tools) else tools
             try:
-                num_tokens = len(chat_template.render_prompt(prompt.messages, tools))
+                num_tokens = len(chat_template.render_prompt(prompt.messages, schemas))
             except ChatTemplateError as error:
                 num_failed += 1
                 first_error = first_error or f"row {prompt.row_id}: {error}"

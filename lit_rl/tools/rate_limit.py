@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -74,33 +75,39 @@ class RateLimiter:
         self._clock = clock
         self._tokens = float(self.limit.burst)
         self._refilled_at: float | None = None
-        self._waiters: deque[asyncio.Future[int]] = deque()
-        self._expiry: dict[int, float] = {}
-        self._last_lease = 0
+        self._waiters: deque[tuple[str, asyncio.Future[None]]] = deque()
+        self._expiry: dict[str, float] = {}
         self._timer: Any = None
 
-    async def acquire(self) -> int:
-        """Wait for a lease and return its number; a cancelled waiter gives its place back."""
-        waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+    async def acquire(self, lease: str | None = None) -> str:
+        """Wait for a lease and return its name; a cancelled waiter gives its place back.
+
+        Args:
+            lease: Name of the lease. A caller in another process draws it, so that it can also end a lease that was
+                granted while it gave up.
+        """
+        lease = lease or uuid.uuid4().hex
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((lease, waiter))
         self._grant()
         try:
-            return await waiter
+            await waiter
         except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
-                self._end_lease(waiter.result())
-            else:
-                waiter.cancel()
-                self._grant()
+            waiter.cancel()
+            self._end_lease(lease)
             raise
+        return lease
 
-    async def release(self, lease: int) -> None:
-        """End a lease; harmless for one that has expired."""
+    async def release(self, lease: str) -> None:
+        """End a lease, or stop waiting for it; harmless for one that has expired."""
+        for name, waiter in self._waiters:
+            if name == lease:
+                waiter.cancel()
         self._end_lease(lease)
 
     async def counts(self) -> dict[str, int]:
         """Return how many requests run and wait."""
-        return {"running": len(self._expiry), "waiting": sum(not waiter.done() for waiter in self._waiters)}
+        return {"running": len(self._expiry), "waiting": sum(not waiter.done() for _, waiter in self._waiters)}
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[None]:
@@ -111,7 +118,7 @@ class RateLimiter:
         finally:
             self._end_lease(lease)
 
-    def _end_lease(self, lease: int) -> None:
+    def _end_lease(self, lease: str) -> None:
         self._expiry.pop(lease, None)
         self._grant()
 
@@ -125,7 +132,8 @@ class RateLimiter:
             del self._expiry[lease]
         next_at: float | None = None
         while self._waiters:
-            if self._waiters[0].done():
+            lease, waiter = self._waiters[0]
+            if waiter.done():
                 self._waiters.popleft()
                 continue
             next_at = self._next_start(now)
@@ -133,9 +141,9 @@ class RateLimiter:
                 break
             if self.limit.requests_per_minute is not None:
                 self._tokens -= 1.0
-            self._last_lease += 1
-            self._expiry[self._last_lease] = now + self.limit.lease_s
-            self._waiters.popleft().set_result(self._last_lease)
+            self._expiry[lease] = now + self.limit.lease_s
+            self._waiters.popleft()
+            waiter.set_result(None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -176,14 +184,16 @@ class SharedRateLimit:
         Raises:
             TimeoutError: If none was granted in time.
         """
-        lease = await self.handle.call("acquire", timeout_s=self.timeout_s)
+        lease = uuid.uuid4().hex
         try:
+            await self.handle.call("acquire", lease, timeout_s=self.timeout_s)
             yield
         finally:
-            # Shielded: a cancelled trajectory must still give its lease back.
+            # Shielded: a cancelled trajectory must still give its lease back. Also after a failed call: the lease may
+            # have been granted as the caller gave up.
             await asyncio.shield(asyncio.ensure_future(self._release(lease)))
 
-    async def _release(self, lease: int) -> None:
+    async def _release(self, lease: str) -> None:
         try:
             await self.handle.call("release", lease, timeout_s=_RELEASE_TIMEOUT_S)
         except (TimeoutError, RuntimeError) as error:
@@ -225,9 +235,9 @@ def create_rate_limiters(runtime: Runtime, tools: Iterable[Any]) -> dict[str, Wo
         limit = rate_limit_of(getattr(tool, "config", {}))
         if limit is not None:
             kwargs = {"limit": asdict(limit)}
-            groups[tool.name] = WorkerGroup.create(
-                runtime, RateLimiter, 1, name=f"rate_limit_{tool.name}", kwargs=kwargs
-            )
+            # Two managers may live in one runtime.
+            name = f"rate_limit_{tool.name}_{uuid.uuid4().hex[:8]}"
+            groups[tool.name] = WorkerGroup.create(runtime, RateLimiter, 1, name=name, kwargs=kwargs)
     return groups
 
 

@@ -27,6 +27,7 @@ Tool = BaseTool | FunctionTool
 ToolStatus = Literal["ok", "unknown_tool", "invalid_arguments", "error", "timeout"]
 
 MAX_ERROR_CHARS = 300
+CLOSE_TIMEOUT_S = 5.0
 CANCEL_GRACE_S = 1.0
 """How long a cancelled tool may take to clean up before it is left alone."""
 
@@ -268,6 +269,17 @@ class ToolSession:
 
     def _count(self, key: str, amount: float) -> None:
         self.metrics[key] = self.metrics.get(key, 0.0) + amount
+
+
+async def close_tools(tools: Mapping[str, Tool]) -> None:
+    """Close the class tools of a worker at once, each within `CLOSE_TIMEOUT_S`; failures are logged."""
+
+    async def close(name: str, tool: BaseTool) -> None:
+        outcome = await _bounded(tool.close(), CLOSE_TIMEOUT_S)
+        if isinstance(outcome, BaseException):
+            logger.warning("Tool '%s': close failed: %r", name, outcome)
+
+    await asyncio.gather(*(close(name, tool) for name, tool in tools.items() if isinstance(tool, BaseTool)))
 
 
 class _TimedOut(Exception):

@@ -56,3 +56,13 @@ def test_a_failed_rendering_is_no_long_prompt(template: ChatTemplate) -> None:
 def test_many_failed_renderings_are_an_error(template: ChatTemplate) -> None:
     with pytest.raises(ValueError, match="1 of 2 prompts failed to render.*row r0: .*bad row"):
         WithoutOverlong(prompts("bad", " x"), template, 30)
+
+
+# O35: rows of a tool loop are measured with its tools, others without.
+def test_each_row_is_measured_with_its_own_tools(template: ChatTemplate) -> None:
+    rows = prompts(" x" * 20, " x" * 20)
+    filtered = WithoutOverlong(
+        rows, template, 30, tools=lambda row: [{"text": " x" * 15}] if row.row_id == "r0" else []
+    )
+    assert [filtered[i].row_id for i in range(len(filtered))] == ["r1"]
+    assert filtered.counts.num_overlong == 1

@@ -168,3 +168,18 @@ def test_sessions_share_a_limiter_through_a_worker():
     assert [result.status for result in results] == ["ok"] * 6
     assert most == 2
     assert counts == {"running": 0, "waiting": 0}
+
+
+def test_a_caller_that_gave_up_ends_its_lease_whether_it_was_granted_or_not():
+    async def main():
+        limiter = RateLimiter(RateLimit(max_concurrent=1), FakeClock())
+        await limiter.acquire("granted")
+        waiting = asyncio.ensure_future(limiter.acquire("waiting"))
+        await settle()
+        await limiter.release("waiting")
+        await limiter.release("granted")
+        await settle()
+        assert waiting.cancelled()
+        assert await limiter.counts() == {"running": 0, "waiting": 0}
+
+    asyncio.run(main())

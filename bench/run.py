@@ -78,6 +78,8 @@ def main() -> int:
     parser.add_argument("--only", choices=sorted(GROUPS), help="run this group alone")
     parser.add_argument("--in-process", type=Path, metavar="FILE", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    # The default action would end this process alone and leave the group's running.
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     if arguments.in_process is not None:
         return 0 if run_modules(GROUPS[arguments.only], arguments.in_process) else 1
 

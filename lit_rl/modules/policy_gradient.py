@@ -128,6 +128,9 @@ class PolicyGradientModule(L.LightningModule):
         """Count versions from the trainer's iteration: a second fit starts anew. A checkpoint is loaded after this."""
         if stage == "fit":
             self.policy_version = self.trainer.current_epoch
+            # What a fit that ended in the middle of an iteration has left.
+            self.metrics = PolicyMetrics()
+            self._skipped_in_a_row = 0
 
     def configure_model(self) -> None:
         """Load the networks; called again on later fits, when there is nothing to do."""

@@ -1,4 +1,4 @@
-"""Attention over a packed row on a CPU: each segment by itself, so that nothing masked is computed.
+"""Attention over a packed row on a CPU: each segment by itself, so that little that is masked is computed.
 
 Position in the flow: called by transformers in every layer, in the place of its ``sdpa`` attention.
 A row of L tokens with a mask costs L squared, and PyTorch's CPU kernel is slow on short sequences: for one group of
@@ -36,7 +36,7 @@ def use_packed_attention(network: PreTrainedModel) -> None:
 
 
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, segments: Sequence[Segment], scaling: float) -> Tensor:
-    """Attend within each segment (causally) and from it to its context (fully).
+    """Attend within each part of a segment (causally) and from it to the segment's context (fully).
 
     Args:
         query: ``[1, H, L, D]``.
@@ -53,8 +53,9 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, segments: Sequen
     outputs = []
     for segment in segments:
         keys, values = segment.select_keys(key, dim=2), segment.select_keys(value, dim=2)
+        is_plain = segment.context is None and len(segment.parts) == 1
         # A boolean mask, since the kernel's own causal flag aligns at the first key, not at the last.
-        mask = _is_visible(segment.num_tokens, segment.num_keys) if segment.context else None
+        mask = None if is_plain else _is_visible(segment.parts, segment.num_keys)
         queries = query[:, :, segment.start : segment.end]
         outputs.append(
             scaled_dot_product_attention(
@@ -84,7 +85,7 @@ class _PackedAttention(torch.autograd.Function):
             keys, values = segment.select_keys(key[0], dim=1), segment.select_keys(value[0], dim=1)  # [K, s, D]
             # In float32: rounding scores to bfloat16 would move the log-probs away from the engine's.
             scores = torch.bmm(queries, keys.float().transpose(1, 2))  # [K, G * t, s]
-            scores.view(num_heads, segment.num_tokens, -1).add_(_bias(segment.num_tokens, segment.num_keys))
+            scores.view(num_heads, segment.num_tokens, -1).add_(_bias(segment.parts, segment.num_keys))
             probs = scores.softmax(-1).to(value.dtype)
             attended = torch.bmm(probs, values).view(num_heads, segment.num_tokens, head_dim)
             output[0, segment.start : segment.end] = attended.transpose(0, 1)
@@ -141,15 +142,24 @@ def _attention_forward(
         return packed_attention(query, key, value, packed_segments, scaling), None
 
 
-@lru_cache(maxsize=128)
-def _bias(num_queries: int, num_keys: int) -> Tensor:
-    """What is added to scores, ``[t, s]`` float32: minus infinity where a later token is a key."""
-    return torch.zeros(num_queries, num_keys).masked_fill_(~_is_visible(num_queries, num_keys), float("-inf"))
+@lru_cache(maxsize=256)
+def _bias(parts: tuple[int, ...], num_keys: int) -> Tensor:
+    """What is added to scores, ``[t, s]`` float32: minus infinity where a query may not see a key."""
+    return torch.zeros(sum(parts), num_keys).masked_fill_(~_is_visible(parts, num_keys), float("-inf"))
 
 
-def _is_visible(num_queries: int, num_keys: int) -> Tensor:
-    """Which keys a query may see, ``[t, s]`` bool: the last query sees all of them."""
-    return torch.ones(num_queries, num_keys, dtype=torch.bool).tril_(num_keys - num_queries)
+def _is_visible(parts: tuple[int, ...], num_keys: int) -> Tensor:
+    """Which keys a segment's queries see, ``[t, s]`` bool: all of the context, and what came before in their part."""
+    num_queries = sum(parts)
+    visible = torch.zeros(num_queries, num_keys, dtype=torch.bool)
+    visible[:, : num_keys - num_queries] = True
+    start = 0
+    for length in parts:
+        first_key = num_keys - num_queries + start
+        visible[start : start + length, first_key : first_key + length] = True
+        visible[start : start + length, first_key : first_key + length].tril_()
+        start += length
+    return visible
 
 
 AttentionInterface.register(PACKED_ATTENTION, _attention_forward)

@@ -18,19 +18,38 @@ from torch import Tensor
 TokenIds = Sequence[int] | Tensor
 
 
+_MERGED_TOKENS = 128
+"""Neighbours with one context are attended to together up to so many tokens: below, calls cost more than arithmetic."""
+
+
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of a row whose tokens see each other causally, and all of one earlier stretch.
+    """A stretch of a row that is attended to in one go.
+
+    It has parts, one per sequence. The tokens of a part see each other causally, and all of one earlier stretch.
 
     Attributes:
         start: First position.
         end: One past the last position.
-        context: Start and end of the prompt it continues, where that is not in the segment itself.
+        context: Start and end of the prompt its parts continue, where that is not in the segment itself.
+        parts: Tokens of each part, in order; one part where it is left empty.
     """
 
     start: int
     end: int
     context: tuple[int, int] | None = None
+    parts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Fill in the only part."""
+        if not self.parts:
+            object.__setattr__(self, "parts", (self.end - self.start,))
+
+    def merged_with(self, other: Segment) -> Segment | None:
+        """Return one segment for this and the one that follows, or ``None`` where they are better kept apart."""
+        if self.context != other.context or other.end - self.start > _MERGED_TOKENS:
+            return None
+        return Segment(self.start, other.end, self.context, self.parts + other.parts)
 
     @property
     def num_tokens(self) -> int:
@@ -122,7 +141,10 @@ class PackedSequences:
         for segment in self.segments:
             if segment.context:
                 mask[segment.start : segment.end, slice(*segment.context)] = True
-            mask[segment.start : segment.end, segment.start : segment.end] = True
+            start = segment.start
+            for length in segment.parts:
+                mask[start : start + length, start : start + length] = True
+                start += length
         return mask.tril_()[None, None].to(self.input_ids.device)
 
     def to(self, device: torch.device | str) -> PackedSequences:
@@ -220,11 +242,18 @@ class _Row:
         self._extend(response[: wanted[-1]], first_position=len(prompt))
         if len(self.ids) > segment_start:
             context = (self.prompt_start, self.prompt_end) if is_shared else None
-            self.segments.append(Segment(segment_start, len(self.ids), context))
+            self._append_segment(Segment(segment_start, len(self.ids), context))
         self.sources += [start + column - 1 if column else self.prompt_end - 1 for column in wanted]
         self.targets += [response[column] for column in wanted]
         self.rows += [index] * len(wanted)
         self.columns += wanted
+
+    def _append_segment(self, segment: Segment) -> None:
+        merged = self.segments[-1].merged_with(segment) if self.segments else None
+        if merged is None:
+            self.segments.append(segment)
+        else:
+            self.segments[-1] = merged
 
     def _extend(self, ids: list[int], first_position: int) -> None:
         self.ids += ids

@@ -19,7 +19,7 @@ def tiny_model_folder(tmp_path_factory):
     torch.manual_seed(3)
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, initializer_range=0.2,
+        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, initializer_range=0.1,
     )  # fmt: skip
     folder = tmp_path_factory.mktemp("tiny")
     LlamaForCausalLM(config).save_pretrained(folder)

@@ -26,6 +26,12 @@ _SCORERS = {
     "hiyouga/geometry3k": "geo3k",
     "multiple_choice": "multiple_choice",
     "searchR1_*": "search_r1_em",
+    "reasoning_gym/*": "reasoning_gym",
+    "codecontests": "code_tests",
+    "apps": "code_tests",
+    "codeforces": "code_tests",
+    "taco": "code_tests",
+    "code_tests": "code_tests",
 }
 
 

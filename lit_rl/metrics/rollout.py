@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from lit_rl.metrics.agent_loop import agent_loop_metrics, spread
 from lit_rl.types import Trajectory
 
 
@@ -20,15 +21,16 @@ def rollout_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[
         "rollout/num_trajectories": float(len(trajectories)),
         "rollout/failed_share": (len(trajectories) - len(usable)) / max(len(trajectories), 1),
     }
+    metrics |= agent_loop_metrics(trajectories)
     if not usable:
         return metrics
     rewards = [float(trajectory.reward or 0.0) for trajectory in usable]
     lengths = [float(len(trajectory.response_ids)) for trajectory in usable]
     prompts = [float(len(trajectory.prompt_ids)) for trajectory in usable]
-    metrics |= _spread("critic/score", rewards)
-    metrics |= _spread("response_length", lengths)
-    metrics |= _spread("prompt_length", prompts)
-    metrics |= _spread("num_turns", [float(trajectory.num_turns) for trajectory in usable])
+    metrics |= spread("critic/score", rewards)
+    metrics |= spread("response_length", lengths)
+    metrics |= spread("prompt_length", prompts)
+    metrics |= spread("num_turns", [float(trajectory.num_turns) for trajectory in usable])
     metrics["response_length/clip_ratio"] = sum(trajectory.is_truncated for trajectory in usable) / len(usable)
     metrics["response/empty_share"] = sum(not trajectory.response_ids for trajectory in usable) / len(usable)
     metrics["perf/generated_tokens_per_s"] = sum(trajectory.num_loss_tokens for trajectory in usable) / max(
@@ -36,7 +38,6 @@ def rollout_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[
     )
     metrics["perf/total_num_tokens"] = float(sum(trajectory.length for trajectory in usable))
     metrics |= part_means("reward", usable)
-    metrics |= _spread("agent_loop/generate_s", [t.metrics["generate_s"] for t in usable if "generate_s" in t.metrics])
     return metrics
 
 
@@ -47,9 +48,3 @@ def part_means(prefix: str, trajectories: Iterable[Trajectory]) -> dict[str, flo
         for name, value in trajectory.reward_parts.items():
             values.setdefault(name, []).append(value)
     return {f"{prefix}/{name}/mean": sum(numbers) / len(numbers) for name, numbers in values.items()}
-
-
-def _spread(name: str, values: list[float]) -> dict[str, float]:
-    if not values:
-        return {}
-    return {f"{name}/mean": sum(values) / len(values), f"{name}/max": max(values), f"{name}/min": min(values)}

@@ -21,7 +21,7 @@ class PolicyMetrics:
 
     def mean(self, name: str, value: Tensor | float, weight: Tensor | float = 1.0) -> None:
         """Add a value to a weighted mean; weight 0 adds nothing."""
-        value, weight = torch.as_tensor(value).detach().double(), torch.as_tensor(weight).detach().double()
+        value, weight = _on_one_device(value, weight)
         # Not a plain product: NaN times 0 would be NaN.
         summand = torch.where(weight != 0, value * weight, 0.0)
         self._sums[name] = self._sums[name] + summand if name in self._sums else summand
@@ -42,3 +42,10 @@ class PolicyMetrics:
         result = {name: float(value) for name, value in (means | self._maxima | self._counts).items()}
         self._sums, self._weights, self._maxima, self._counts = {}, {}, {}, {}
         return result
+
+
+def _on_one_device(value: Tensor | float, weight: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Both as float64 without graph, where either of them is if that is not the CPU: `torch.where` takes no mixture."""
+    value, weight = torch.as_tensor(value).detach(), torch.as_tensor(weight).detach()
+    device = weight.device if value.device.type == "cpu" else value.device
+    return value.to(device, torch.float64), weight.to(device, torch.float64)

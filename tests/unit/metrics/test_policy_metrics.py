@@ -61,6 +61,22 @@ def test_computing_starts_anew() -> None:
     assert metrics.compute() == {}
 
 
+@pytest.mark.parametrize(
+    ("value", "weight"),
+    [(torch.ones((), device="meta"), 2.0), (2.0, torch.ones((), device="meta")), (torch.ones((), device="meta"),) * 2],
+)
+def test_numbers_stay_on_their_device_until_they_are_asked_for(
+    value: torch.Tensor | float, weight: torch.Tensor | float
+) -> None:
+    metrics = PolicyMetrics()
+    for _ in range(2):
+        metrics.mean("x", value, weight)
+        metrics.maximum("y", torch.ones((), device="meta"))
+
+    assert metrics._sums["x"].device.type == metrics._weights["x"].device.type == "meta"
+    assert metrics._maxima["y"].device.type == "meta"
+
+
 def test_no_graph_is_kept() -> None:
     metrics = PolicyMetrics()
     metrics.mean("loss", torch.ones((), requires_grad=True) * 2)

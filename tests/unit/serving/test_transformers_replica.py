@@ -272,11 +272,13 @@ def test_a_caller_that_gives_up_takes_its_request_along() -> None:
     serve(use, max_model_len=5000)
 
 
-def test_nothing_is_sampled_while_paused() -> None:
+@pytest.mark.parametrize("turns", range(6))
+def test_nothing_is_sampled_while_paused(turns: int) -> None:
     async def use(replica: TransformersReplica) -> None:
         # Paused in the moment between a request's arrival and its batch.
         early = asyncio.create_task(replica.generate(PROMPT, greedy(), "early"))
-        await asyncio.sleep(0)
+        for _ in range(turns):
+            await asyncio.sleep(0)
         await replica.pause()
         late = asyncio.create_task(replica.generate(PROMPT, greedy(), "late"))
         await asyncio.sleep(0.05)

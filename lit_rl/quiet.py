@@ -41,6 +41,7 @@ _QUIET_WARNINGS = (
     r".*Detected call of `lr_scheduler.step\(\)` before `optimizer.step\(\)`.*",
     r".*`training_step` returned `None`.*",
     r".*`IterableDataset` has `__len__` defined.*",
+    r".*Total length of `list` across ranks is zero.*",
     r".*LightningCLI's args parameter is intended to run from within Python.*",
     r".*isinstance\(treespec, LeafSpec\)` is deprecated.*",
 )

@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import logging
 import os
+import signal
 import sys
 import threading
 import uuid
@@ -192,6 +193,7 @@ class Runtime:
 
         if not ray.is_initialized():
             starts_cluster = address == "local"
+            on_sigterm = signal.getsignal(signal.SIGTERM)
             context: Any = ray.init(
                 address=address,
                 namespace=self.namespace,
@@ -204,6 +206,9 @@ class Runtime:
                 if starts_cluster
                 else None,
             )
+            # Ray puts a handler of its own in place, in the main thread (2.60). The default it may replace.
+            if callable(on_sigterm) and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, on_sigterm)
             self._has_connected = True
             self._session_dir = str(context.address_info.get("session_dir") or "") if starts_cluster else ""
             self._guardian = Guardian(process.pid for process in _session_processes(self._session_dir))

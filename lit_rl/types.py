@@ -112,6 +112,8 @@ class Trajectory:
         seed: Seed of its sampling, where one was set.
         text: Decoded policy tokens (``loss_mask`` 1), for scorers and logs.
         messages: The conversation after the prompt, where the agent loop keeps it.
+        media: Images and videos of tools, in order of the calls, under ``image`` and ``video``. The policy has not read
+            them: it reads text.
         metrics: Times in seconds and counters of this trajectory.
     """
 
@@ -132,6 +134,7 @@ class Trajectory:
     seed: int | None = None
     text: str = ""
     messages: list[Message] = field(default_factory=list)
+    media: dict[str, list[Any]] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from lit_rl.agents.agent_loop import AgentLoop
 from lit_rl.agents.response import Response, finish_response, first_end_position
@@ -45,6 +45,8 @@ class ToolAgentLoop(AgentLoop):
         tool_response_truncate_side: ``left``, ``right`` or ``middle``: what of a long answer is left out.
         max_consecutive_invalid_calls: So many wrong calls in a row end the conversation; ``None``: no limit.
         tool_timeout_s: Wall clock of one call in seconds, where the tool sets none.
+        tool_media: What becomes of images and videos in a tool's answer: ``refuse`` fails the trajectory, ``keep`` puts
+            them into its ``media`` and shows the policy ``[image]`` or ``[video]`` instead.
         score_with_tools: Train on the tools' own rewards (all step rewards and each ``calc_reward``) instead of a
             scorer.
         **kwargs: See `AgentLoop`.
@@ -64,6 +66,7 @@ class ToolAgentLoop(AgentLoop):
         tool_response_truncate_side: TruncateSide = "middle",
         max_consecutive_invalid_calls: int | None = None,
         tool_timeout_s: float = 60.0,
+        tool_media: Literal["refuse", "keep"] = "refuse",
         score_with_tools: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -84,6 +87,10 @@ class ToolAgentLoop(AgentLoop):
         self.tool_response_truncate_side: TruncateSide = tool_response_truncate_side
         self.max_consecutive_invalid_calls = max_consecutive_invalid_calls
         self.tool_timeout_s = tool_timeout_s
+        if tool_media not in ("refuse", "keep"):
+            raise ValueError(f"tool_media={tool_media!r}: must be 'refuse' or 'keep'.")
+        self.tool_media = tool_media
+        self.media: dict[str, list[Any]] = {}
         self.score_with_tools = score_with_tools
         self.tool_rewards: list[float] = []
         self._assistant_turns = 0
@@ -128,6 +135,7 @@ class ToolAgentLoop(AgentLoop):
             num_turns=self._user_turns + self._assistant_turns + 1,
             messages=messages[len(prompt.messages) :],
         )
+        trajectory.media = self.media
         self._add_rewards(trajectory, final_rewards)
         return trajectory
 
@@ -227,16 +235,25 @@ class ToolAgentLoop(AgentLoop):
 
     def _shorten(self, result: ToolResult, session: ToolSession) -> str:
         if result.image or result.video:
-            raise ValueError(
-                f"Row {session.context.row_id}: a tool answered with images or video, and the policy reads text only. "
-                "Take a text tool."
-            )
+            self._keep_media(result, session)
         text = truncate_text(
             result.text, self.max_tool_response_tokens, self.tool_response_truncate_side, self.tokenizer
         )
         if text is not result.text:
             self._count("num_truncated_tool_responses")
-        return text
+        # After the cut, so that no placeholder is lost.
+        return "".join([*("[image]" for _ in result.image), *("[video]" for _ in result.video), text])
+
+    def _keep_media(self, result: ToolResult, session: ToolSession) -> None:
+        if self.tool_media == "refuse":
+            raise ValueError(
+                f"Row {session.context.row_id}: a tool answered with images or video, and the policy reads text only. "
+                "Take a text tool, or set tool_media: keep, which shows the policy [image] and hands the image to the "
+                "reward function."
+            )
+        for kind, items in (("image", result.image), ("video", result.video)):
+            if items:
+                self.media.setdefault(kind, []).extend(items)
 
     def _render_prompt(self, prompt: Prompt, schemas: list[dict[str, Any]]) -> list[int]:
         # The dataset has measured the prompt with the template's own tools.

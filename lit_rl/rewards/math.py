@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_rl.rewards.latex_answers import are_equal, last_boxed
+from lit_rl.data.latex_answers import are_equal, last_boxed
 
 
 def compute_score(solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from lit_rl.rewards.latex_answers import are_equal, last_boxed
+from lit_rl.data.latex_answers import are_equal, last_boxed
 
 _TAIL_CHARS = 300
 _BOXED_TAIL_CHARS = 100

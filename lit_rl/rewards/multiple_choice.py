@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from lit_rl.rewards.latex_answers import last_boxed
+from lit_rl.data.latex_answers import last_boxed
 
 # From the most to the least explicit; the last match of the first form that occurs counts.
 _FORMS = (

@@ -28,7 +28,8 @@ class ScoreRequest:
         solution_str: The policy's tokens as text; tool and user tokens are not in it. Empty for an empty response.
         ground_truth: From the row.
         extra_info: Copy of the row's ``extra_info`` with ``num_turns``, ``stop_reason``, ``num_response_tokens``, and
-            where the agent loop kept them ``messages`` and ``rollout_reward_scores`` (its own numbers by name).
+            where the agent loop kept them ``messages``, ``media`` and ``rollout_reward_scores`` (its own numbers by
+            name).
         num_response_tokens: Tokens after the prompt, tool tokens included.
     """
 
@@ -49,6 +50,8 @@ class ScoreRequest:
         extra_info["num_response_tokens"] = len(trajectory.response_ids)
         if trajectory.messages:
             extra_info["messages"] = trajectory.messages
+        if trajectory.media:
+            extra_info["media"] = trajectory.media
         if trajectory.reward_parts:
             extra_info["rollout_reward_scores"] = dict(trajectory.reward_parts)
         return cls(

@@ -10,6 +10,7 @@ from lit_rl.agents import ToolAgentLoop
 from lit_rl.agents.tool_messages import truncate_text
 from lit_rl.data.chat_template import ChatTemplate
 from lit_rl.models.loading import load_tokenizer
+from lit_rl.rewards.result import ScoreRequest
 from lit_rl.tools import BaseTool, FunctionTool, OpenAIFunctionToolSchema, ToolResponse
 from lit_rl.types import Prompt, SamplingParams, TokenOutput
 
@@ -329,6 +330,18 @@ def test_media_for_a_text_policy_is_refused():
         roll_out('<tool_call>{"name": "search", "arguments": {}}</tool_call>', tools=[tool])
 
 
+def test_kept_media_go_to_the_trajectory_in_order_and_the_policy_reads_a_placeholder():
+    tool = FunctionTool(
+        lambda query: ToolResponse(text=f"of {query}", image=[f"img {query}"]), "search", SEARCH.tool_schema
+    )
+    calls = call(query="a") + call(query="b")
+    trajectory, _, _ = roll_out(calls, "ok", tools=[tool], tool_media="keep", max_parallel_calls=2)
+    assert trajectory.media == {"image": ["img a", "img b"]}
+    assert text_of(trajectory, 0) == "t:[image]of a|t:[image]of b|"
+    prompt = Prompt(row_id="r", messages=[], data_source="d")
+    assert ScoreRequest.from_trajectory(prompt, trajectory).extra_info["media"] == trajectory.media
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -336,6 +349,7 @@ def test_media_for_a_text_policy_is_refused():
         ({"max_tool_response_tokens": 0}, "max_tool_response_tokens=0"),
         ({"tool_response_truncate_side": "top"}, "'top'"),
         ({"tool_parser": "nope"}, "nope"),
+        ({"tool_media": "show"}, "'show'"),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
+from lit_rl.data.latex_answers import last_boxed, normalize_latex
 from lit_rl.rewards import geo3k, gsm8k, math, math_dapo, multiple_choice
-from lit_rl.rewards.latex_answers import last_boxed, normalize_latex
 from lit_rl.rewards.overlong import overlong_penalty
 
 

@@ -66,7 +66,7 @@ def wilson(share: float, n: int) -> tuple[float, float]:
 def report(seeds: list[int], runs_dir: Path, folder: Path, num_items: int, seconds: dict[int, float]) -> str:
     """The table, as Markdown."""
     lines = [
-        "| seed | before | after (95 % over items) | rise | well-formed before, after | accuracy among those, after | "
+        "| seed | before | after (95 % over items) | rise | complete before, after | accuracy among those, after | "
         "time |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
@@ -77,11 +77,11 @@ def report(seeds: list[int], runs_dir: Path, folder: Path, num_items: int, secon
         low, high = wilson(after[f"{PREFIX}/acc/mean"], num_items)
         befores.append(before[f"{PREFIX}/acc/mean"])
         afters.append(after[f"{PREFIX}/acc/mean"])
-        among = after.get(f"{PREFIX}/acc_if_well_formed/mean")
+        among = after.get(f"{PREFIX}/acc_if_complete/mean")
         lines.append(
             f"| {seed} | {befores[-1]:.3f} | {afters[-1]:.3f} ({low:.3f} to {high:.3f}) | "
             f"{afters[-1] - befores[-1]:+.3f} | "
-            f"{before[f'{PREFIX}/well_formed/mean']:.3f}, {after[f'{PREFIX}/well_formed/mean']:.3f} | "
+            f"{before[f'{PREFIX}/complete/mean']:.3f}, {after[f'{PREFIX}/complete/mean']:.3f} | "
             f"{'-' if among is None else f'{among:.3f}'} | {seconds.get(seed, float('nan')) / 60:.1f} min |"
         )
     rises = [after - before for before, after in zip(befores, afters, strict=True)]

@@ -35,6 +35,7 @@ _OPERATIONS = ("+", "-", "*")
 # A sign counts only where no number or closing bracket stands before it: "10-3" ends in 3, "= -3" ends in -3.
 _NUMBER = re.compile(r"(?:(?<![\d)])[-\u2212])?(?<![\d.])\d+(?:,\d{3})*(?:\.\d+)?")
 _ONLY_A_NUMBER = re.compile(r"\s*[-\u2212]?\d+(?:,\d{3})*\.?\s*")
+_NUMBER_OR_EQUATION = re.compile(r"(?:[-\u2212\d,\s+*()]+=)?" + _ONLY_A_NUMBER.pattern)
 
 
 class Arithmetic:
@@ -176,6 +177,11 @@ def parse_answer(text: str) -> int | None:
 def is_well_formed(text: str) -> bool:
     """Return whether an answer is one whole number and nothing else but white space around it and a final full stop."""
     return _ONLY_A_NUMBER.fullmatch(text) is not None
+
+
+def is_complete(text: str) -> bool:
+    """Return whether an answer is one whole number, or a sum written out that ends in one, such as ``8 + 5 = 13``."""
+    return _NUMBER_OR_EQUATION.fullmatch(text) is not None
 
 
 def _split_of(operands: tuple[int, ...]) -> Split:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_rl.data.arithmetic import is_well_formed, parse_answer
+from lit_rl.data.arithmetic import is_complete, is_well_formed, parse_answer
 
 
 def compute_score(
@@ -20,11 +20,14 @@ def compute_score(
     Returns:
         ``score`` and ``acc``: 1.0 where the last integer in the answer equals ``ground_truth``, else 0.0.
         ``well_formed``: 1.0 where the answer has the demanded form, right or wrong. It is logged, not rewarded.
-        ``acc_if_well_formed``: as ``acc``, there only where the answer has that form, so that its mean tells arithmetic
-        from formatting.
+        ``complete``: the same for a number alone or a sum written out to its end, which more answers are.
+        ``acc_if_well_formed``, ``acc_if_complete``: as ``acc``, there only where the answer has that form: their means
+        tell arithmetic from formatting.
     """
     accuracy = float(parse_answer(solution_str) == int(ground_truth))
-    result = {"score": accuracy, "acc": accuracy, "well_formed": float(is_well_formed(solution_str))}
-    if result["well_formed"]:
-        result["acc_if_well_formed"] = accuracy
+    result = {"score": accuracy, "acc": accuracy}
+    for form, has_form in {"well_formed": is_well_formed(solution_str), "complete": is_complete(solution_str)}.items():
+        result[form] = float(has_form)
+        if has_form:
+            result[f"acc_if_{form}"] = accuracy
     return result

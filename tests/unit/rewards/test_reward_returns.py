@@ -73,15 +73,21 @@ def test_traceback_is_bounded_and_keeps_the_error_itself() -> None:
 
 
 def test_arithmetic_is_dispatched_by_data_source() -> None:
+    both = {"well_formed": 1.0, "complete": 1.0}
     assert has_scorer("arithmetic")
     assert compute_score("arithmetic", "12", "12") == {
-        "score": 1.0, "acc": 1.0, "well_formed": 1.0, "acc_if_well_formed": 1.0
+        "score": 1.0, "acc": 1.0, **both, "acc_if_well_formed": 1.0, "acc_if_complete": 1.0
     }  # fmt: skip
-    assert compute_score("arithmetic", "It is 5 + 7 = 12.", "12") == {"score": 1.0, "acc": 1.0, "well_formed": 0.0}
+    assert compute_score("arithmetic", "5 + 7 = 12.", "12") == {
+        "score": 1.0, "acc": 1.0, "well_formed": 0.0, "complete": 1.0, "acc_if_complete": 1.0
+    }  # fmt: skip
+    assert compute_score("arithmetic", "It is 5 + 7 = 12.", "12") == {
+        "score": 1.0, "acc": 1.0, "well_formed": 0.0, "complete": 0.0
+    }  # fmt: skip
     assert compute_score("arithmetic", "13", "12") == {
-        "score": 0.0, "acc": 0.0, "well_formed": 1.0, "acc_if_well_formed": 0.0
+        "score": 0.0, "acc": 0.0, **both, "acc_if_well_formed": 0.0, "acc_if_complete": 0.0
     }  # fmt: skip
-    assert compute_score("arithmetic", "", "12") == {"score": 0.0, "acc": 0.0, "well_formed": 0.0}
+    assert compute_score("arithmetic", "", "12") == {"score": 0.0, "acc": 0.0, "well_formed": 0.0, "complete": 0.0}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,9 @@ from typing import Any
 from lit_rl.serving.replica import INITIAL_VERSION, WeightReport
 from lit_rl.serving.settings import ServingSettings
 from lit_rl.types import SamplingParams, StopReason, TokenOutput
+
+_LOADING = threading.Lock()
+"""Inline, several replicas load in one process, and transformers (5) then leaves parameters on the meta device."""
 
 
 @dataclass(kw_only=True)
@@ -66,7 +70,8 @@ class TransformersReplica:
         from lit_rl.models import load_causal_lm, load_tokenizer
 
         self.tokenizer: Any = load_tokenizer(self.model_name)
-        self.model: Any = load_causal_lm(self.model_name, dtype=getattr(torch, self.settings.dtype))
+        with _LOADING:
+            self.model: Any = load_causal_lm(self.model_name, dtype=getattr(torch, self.settings.dtype))
         if self.gpu:
             self.model.to("cuda")
         ends = self.model.generation_config.eos_token_id

@@ -355,6 +355,22 @@ def test_weights_under_a_wrong_name_or_of_a_wrong_shape_are_refused(
     serve(use)
 
 
+def test_replicas_of_one_process_load_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_rl.models.load_causal_lm", load_causal_lm)  # really from disk
+
+    async def use(first: TransformersReplica) -> list[TokenOutput]:
+        others = [
+            TransformersReplica(first.model_name, first.settings, 64, rank=rank, gpu=False) for rank in range(1, 4)
+        ]
+        await asyncio.gather(*(replica.start() for replica in others))
+        try:
+            return await asyncio.gather(*(replica.generate(PROMPT, greedy(), "r") for replica in others))
+        finally:
+            await asyncio.gather(*(replica.close() for replica in others))
+
+    assert [output.token_ids for output in serve(use)] == [greedy_ids()] * 3
+
+
 def test_a_replica_that_was_never_started_is_not_healthy() -> None:
     replica = TransformersReplica("-", ServingSettings(), 8, rank=2, gpu=False)
 

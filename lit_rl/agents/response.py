@@ -30,6 +30,28 @@ class Response:
     stop_reason: StopReason
 
 
+def empty_response() -> Response:
+    """A response without tokens, to which turns are appended."""
+    return Response(token_ids=[], loss_mask=[], logprobs=[], policy_versions=[], stop_reason="stop")
+
+
+def append_turn(response: Response, turn: Response) -> None:
+    """Append one turn of the policy; its stop reason becomes that of the whole."""
+    response.token_ids += turn.token_ids
+    response.loss_mask += turn.loss_mask
+    response.logprobs += turn.logprobs
+    response.policy_versions += turn.policy_versions
+    response.stop_reason = turn.stop_reason
+
+
+def append_masked(response: Response, token_ids: list[int]) -> None:
+    """Append ids that the policy did not sample (tools, users): mask 0, log-prob 0.0, version -1."""
+    response.token_ids += token_ids
+    response.loss_mask += [0] * len(token_ids)
+    response.logprobs += [0.0] * len(token_ids)
+    response.policy_versions += [-1] * len(token_ids)
+
+
 def first_end_position(token_ids: list[int], end_token_ids: frozenset[int]) -> int | None:
     """Position of the first end token, or ``None``."""
     if end_token_ids.isdisjoint(token_ids):

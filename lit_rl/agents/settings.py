@@ -18,7 +18,7 @@ class AgentLoopSpec:
     """Which agent loop class to build, and its own options.
 
     Attributes:
-        loop_class: Dotted path of an `AgentLoop` subclass.
+        loop_class: Dotted path of an `AgentLoop` subclass, or ``path/to/file.py:ClassName``.
         options: Keyword arguments of its constructor, beside the ones every loop gets.
     """
 
@@ -34,7 +34,7 @@ class AgentSettings:
         num_workers: Agent-loop worker processes, at least 1; ``None`` takes ``min(8, CPU cores)``.
         max_concurrent_trajectories: Trajectories one worker runs at once, at least 1.
         default_agent_loop: Loop of rows without ``agent_name``: ``single_turn_agent``, ``tool_agent``, a key of
-            ``agent_loops``, or the dotted path of an `AgentLoop` subclass.
+            ``agent_loops``, the dotted path of an `AgentLoop` subclass, or ``path/to/file.py:ClassName``.
         default_options: Constructor options of the default loop.
         agent_loops: Further loops that a row's ``agent_name`` may ask for, by name.
         max_response_tokens: Most tokens after the prompt, tools' included; ``None``: the sampling's ``max_tokens``.
@@ -73,12 +73,21 @@ class AgentSettings:
 
     def with_absolute_paths(self) -> AgentSettings:
         """The same settings for a process with another working folder."""
-        paths = {
-            name: os.path.abspath(value)
-            for name in ("tool_config_path", "function_tool_path", "chat_template")
-            if (value := getattr(self, name)) is not None and (name != "chat_template" or value.endswith(".jinja"))
-        }
-        return replace(self, **paths)  # type: ignore[arg-type]
+        return replace(
+            self,
+            default_agent_loop=_absolute_loop(self.default_agent_loop),
+            agent_loops={
+                name: replace(spec, loop_class=_absolute_loop(spec.loop_class))
+                for name, spec in self.agent_loops.items()
+            },
+            tool_config_path=self.tool_config_path and os.path.abspath(self.tool_config_path),
+            function_tool_path=self.function_tool_path and os.path.abspath(self.function_tool_path),
+            chat_template=(
+                os.path.abspath(self.chat_template)
+                if self.chat_template is not None and self.chat_template.endswith(".jinja")
+                else self.chat_template
+            ),
+        )
 
     def check(self) -> None:
         """Raise ``ValueError`` where an option is out of its range."""
@@ -95,6 +104,15 @@ class AgentSettings:
             )
         if self.max_resubmissions < 0:
             raise ValueError(f"data.agents.max_resubmissions={self.max_resubmissions}: must be 0 or more.")
+
+
+def is_file_spec(loop_class: str) -> bool:
+    """Whether a loop class is given as ``path/to/file.py:ClassName``."""
+    return ".py:" in loop_class
+
+
+def _absolute_loop(loop_class: str) -> str:
+    return os.path.abspath(os.path.expanduser(loop_class)) if is_file_spec(loop_class) else loop_class
 
 
 @dataclass(kw_only=True)

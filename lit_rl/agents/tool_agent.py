@@ -15,7 +15,14 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from lit_rl.agents.agent_loop import AgentLoop
-from lit_rl.agents.response import Response, finish_response, first_end_position
+from lit_rl.agents.response import (
+    Response,
+    append_masked,
+    append_turn,
+    empty_response,
+    finish_response,
+    first_end_position,
+)
 from lit_rl.agents.run_tools import select_tools, tool_schemas
 from lit_rl.agents.tool_messages import TruncateSide, assistant_message, call_id, tool_message, truncate_text
 from lit_rl.agents.tool_parsers import ParsedMessage, get_tool_parser
@@ -121,7 +128,7 @@ class ToolAgentLoop(AgentLoop):
         if prompt.extra_info.get("need_tools_kwargs") and not session.tools_kwargs:
             logger.warning("Row %s: need_tools_kwargs is set, but tools_kwargs is empty.", prompt.row_id)
         prompt_ids = self._render_prompt(prompt, schemas)
-        response = Response(token_ids=[], loss_mask=[], logprobs=[], policy_versions=[], stop_reason="stop")
+        response = empty_response()
         messages = session.context.messages
         async with session:
             await self._converse(prompt_ids, response, messages, session, schemas, sampling)
@@ -151,7 +158,7 @@ class ToolAgentLoop(AgentLoop):
         limit = min(sampling.max_tokens, self.max_response_tokens)
         while True:
             turn = await self._generate_turn(prompt_ids, response, sampling, limit)
-            _append(response, turn)
+            append_turn(response, turn)
             self._assistant_turns += 1
             parsed = self.parser.parse_ids(
                 turn.token_ids, self.tokenizer, schemas, is_truncated=turn.stop_reason == "length"
@@ -182,7 +189,7 @@ class ToolAgentLoop(AgentLoop):
                 return
             messages.extend(answers)
             self._user_turns += 1
-            _append_masked(response, appended)
+            append_masked(response, appended)
 
     async def _generate_turn(
         self, prompt_ids: list[int], response: Response, sampling: SamplingParams, limit: int
@@ -275,18 +282,3 @@ class ToolAgentLoop(AgentLoop):
 
 def _is_reached(count: int, limit: int | None) -> bool:
     return bool(limit) and count >= (limit or 0)
-
-
-def _append(response: Response, turn: Response) -> None:
-    response.token_ids += turn.token_ids
-    response.loss_mask += turn.loss_mask
-    response.logprobs += turn.logprobs
-    response.policy_versions += turn.policy_versions
-    response.stop_reason = turn.stop_reason
-
-
-def _append_masked(response: Response, token_ids: list[int]) -> None:
-    response.token_ids += token_ids
-    response.loss_mask += [0] * len(token_ids)
-    response.logprobs += [0.0] * len(token_ids)
-    response.policy_versions += [-1] * len(token_ids)

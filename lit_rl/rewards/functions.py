@@ -5,16 +5,14 @@ A file is executed once per process, from whatever working folder. Nothing here 
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+
+from lit_rl.data.user_files import load_user_file
 
 DEFAULT_NAME = "compute_score"
 CALL_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -103,7 +101,10 @@ def _split_file(spec: str) -> tuple[Path, str]:
 def _resolve(spec: str) -> Callable[..., Any]:
     if _is_file(spec):
         path, name = _split_file(spec)
-        module, place = _load_file(path), f"file {path}"
+        try:
+            module, place = load_user_file(path), f"file {path}"
+        except FileNotFoundError as error:
+            raise ValueError(f"data.rewards.function: {error}") from error
     else:
         module_name, _, name = spec.rpartition(":" if ":" in spec else ".")
         if not module_name:
@@ -121,26 +122,6 @@ def _resolve(spec: str) -> Callable[..., Any]:
             f"It has: {', '.join(functions) or 'no functions'}."
         )
     return found
-
-
-def _load_file(path: Path) -> ModuleType:
-    # The path is part of the module name: two files of the same name stay apart, and a second load finds the first.
-    module_name = f"lit_rl_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    if module_name in sys.modules:
-        return sys.modules[module_name]
-    if not path.is_file():
-        raise ValueError(f"data.rewards.function: there is no file {path}.")
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[module_name]
-        raise
-    return module
 
 
 def _accepted_arguments(call: Callable[..., Any], name: str, kwargs: dict[str, Any]) -> tuple[str, ...]:

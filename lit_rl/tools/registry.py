@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from lit_rl.data.user_files import load_user_file
 from lit_rl.tools.argument_check import check_tool_schema
 from lit_rl.tools.base_tool import BaseTool
 from lit_rl.tools.function_tool import FunctionTool, collect_function_tools, process_function_tools
@@ -71,8 +72,9 @@ def tools_by_name(tools: list[BaseTool | FunctionTool]) -> dict[str, BaseTool | 
 def initialize_tools_from_config(path: str | os.PathLike[str]) -> list[BaseTool]:
     """Return new tool objects for the entries of a tool YAML.
 
-    Each entry has ``class_name`` (dotted path), ``config`` with ``type: native`` or ``type: mcp``, and optionally
-    ``tool_schema``. An ``mcp`` entry gives one tool per tool of its servers.
+    Each entry has ``class_name`` (dotted path, or ``file.py:ClassName`` with the file relative to the YAML), ``config``
+    with ``type: native`` or ``type: mcp``, and optionally ``tool_schema``. An ``mcp`` entry gives one tool per tool of
+    its servers.
 
     Raises:
         FileNotFoundError: If the file is missing.
@@ -91,17 +93,17 @@ def initialize_tools_from_config(path: str | os.PathLike[str]) -> list[BaseTool]
         raise ValueError(f"{path} must have a top-level key 'tools' with a list of entries.")
     tools: list[BaseTool] = []
     for index, entry in enumerate(entries):
-        tools.extend(_build_entry(f"{path}: tools[{index}]", entry))
+        tools.extend(_build_entry(f"{path}: tools[{index}]", entry, Path(path).resolve().parent))
     return tools
 
 
-def _build_entry(place: str, entry: Any) -> list[BaseTool]:
+def _build_entry(place: str, entry: Any, folder: Path) -> list[BaseTool]:
     if not isinstance(entry, dict) or not isinstance(entry.get("class_name"), str):
         raise ValueError(f"{place} must be a mapping with 'class_name' (a dotted path) and 'config'.")
     config = entry.get("config")
     if not isinstance(config, dict) or "type" not in config:
         raise ValueError(f"{place}.config must be a mapping with 'type: native' or 'type: mcp'.")
-    tool_class = _import_class(place, entry["class_name"])
+    tool_class = _import_class(place, entry["class_name"], folder)
     if config["type"] == "mcp":
         return _build_mcp(place, tool_class, entry)
     if config["type"] != "native":
@@ -126,10 +128,15 @@ def _build_mcp(place: str, tool_class: Any, entry: dict[str, Any]) -> list[BaseT
     return list(load_mcp_tools(place, tool_class, entry["config"], entry["mcp"]))
 
 
-def _import_class(place: str, class_name: str) -> Any:
-    module_name, _, name = class_name.rpartition(".")
+def _import_class(place: str, class_name: str, folder: Path) -> Any:
+    file, separator, name = class_name.rpartition(".py:")
     try:
-        tool_class = getattr(importlib.import_module(module_name), name)
+        if separator:
+            module = load_user_file((folder / f"{file}.py").resolve())
+        else:
+            module_name, _, name = class_name.rpartition(".")
+            module = importlib.import_module(module_name)
+        tool_class = getattr(module, name)
     except Exception as error:  # importing runs user code
         raise ValueError(
             f"{place}.class_name={class_name!r} cannot be imported: {type(error).__name__}: {error}"

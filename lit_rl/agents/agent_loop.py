@@ -49,6 +49,7 @@ class AgentLoop(ABC):
         end_token_ids: Every id that ends a response.
         appended_end_token_id: End token to add, with mask 0, where a stop string ended a response; ``None`` adds none.
         tools: Tools by name.
+        interactions: Simulated users by name.
         conversation_id: Key of sticky routing; a random one by default.
     """
 
@@ -62,6 +63,7 @@ class AgentLoop(ABC):
         end_token_ids: frozenset[int] = frozenset(),
         appended_end_token_id: int | None = None,
         tools: Mapping[str, Any] | None = None,
+        interactions: Mapping[str, Any] | None = None,
         conversation_id: str | None = None,
     ) -> None:
         self.client = client
@@ -71,6 +73,7 @@ class AgentLoop(ABC):
         self.end_token_ids = end_token_ids
         self.appended_end_token_id = appended_end_token_id
         self.tools = tools or {}
+        self.interactions = interactions or {}
         self.conversation_id = conversation_id or uuid.uuid4().hex
         self.metrics: dict[str, float] = {"generate_s": 0.0, "num_preempted": 0.0}
 

@@ -46,6 +46,7 @@ class AgentSettings:
         max_resubmissions: Times a trajectory is started anew after an infrastructure failure, at least 0.
         tool_config_path: YAML file of tools.
         function_tool_path: Python file of function tools.
+        interaction_config_path: YAML file of simulated users; see `lit_rl.agents.interactions`.
         chat_template: Jinja text or a ``.jinja`` file instead of the tokenizer's own template; ``None`` keeps that.
         chat_template_kwargs: Further variables of the chat template (``enable_thinking: false``).
     """
@@ -64,6 +65,7 @@ class AgentSettings:
     max_resubmissions: int = 2
     tool_config_path: str | None = None
     function_tool_path: str | None = None
+    interaction_config_path: str | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
@@ -81,6 +83,7 @@ class AgentSettings:
                 for name, spec in self.agent_loops.items()
             },
             tool_config_path=self.tool_config_path and os.path.abspath(self.tool_config_path),
+            interaction_config_path=self.interaction_config_path and os.path.abspath(self.interaction_config_path),
             function_tool_path=self.function_tool_path and os.path.abspath(self.function_tool_path),
             chat_template=(
                 os.path.abspath(self.chat_template)

@@ -9,12 +9,14 @@ policy's, so that a terminal reward reaches it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from lit_rl.agents.agent_loop import AgentLoop
+from lit_rl.agents.interactions import UserSession, find_interaction
 from lit_rl.agents.response import (
     Response,
     append_masked,
@@ -40,7 +42,8 @@ class ToolAgentLoop(AgentLoop):
     """A conversation with tools. Its name in a row's ``agent_name`` is ``tool_agent``.
 
     A row may narrow the tools with ``extra_info.tool_selection`` (list of names; empty means all) and give them
-    arguments with ``extra_info.tools_kwargs``.
+    arguments with ``extra_info.tools_kwargs``. With ``extra_info.interaction_kwargs`` a simulated user answers the
+    messages that call no tool.
 
     Args:
         tool_parser: Format of the calls; see `get_tool_parser`.
@@ -54,8 +57,8 @@ class ToolAgentLoop(AgentLoop):
         tool_timeout_s: Wall clock of one call in seconds, where the tool sets none.
         tool_media: What becomes of images and videos in a tool's answer: ``refuse`` fails the trajectory, ``keep`` puts
             them into its ``media`` and shows the policy ``[image]`` or ``[video]`` instead.
-        score_with_tools: Train on the tools' own rewards (all step rewards and each ``calc_reward``) instead of a
-            scorer.
+        score_with_tools: Train on the tools' own rewards (all step rewards and each ``calc_reward``) and the simulated
+            user's scores instead of a scorer.
         **kwargs: See `AgentLoop`.
 
     Raises:
@@ -114,7 +117,7 @@ class ToolAgentLoop(AgentLoop):
 
         Raises:
             ValueError: If the row's ``tools_kwargs`` cannot be used, or a tool answers a text-only policy with media.
-            RuntimeError: If a tool's ``calc_reward`` failed.
+            RuntimeError: If a tool's ``calc_reward`` or the simulated user failed.
         """
         tools = select_tools(self.tools, prompt)
         schemas = tool_schemas(tools)
@@ -130,10 +133,13 @@ class ToolAgentLoop(AgentLoop):
         prompt_ids = self._render_prompt(prompt, schemas)
         response = empty_response()
         messages = session.context.messages
-        async with session:
-            await self._converse(prompt_ids, response, messages, session, schemas, sampling)
+        interaction = find_interaction(self.interactions, prompt)
+        user = None if interaction is None else UserSession(interaction, prompt, self.tool_timeout_s)
+        async with session, user or contextlib.nullcontext():
+            await self._converse(prompt_ids, response, messages, session, user, schemas, sampling)
             final_rewards = await session.final_rewards()
-        for name, amount in session.metrics.items():
+            user_score = 0.0 if user is None else await user.final_score()
+        for name, amount in [*session.metrics.items(), *(user.metrics.items() if user else ())]:
             self.metrics[name] = self.metrics.get(name, 0.0) + amount
         trajectory = self.build_trajectory(
             prompt,
@@ -144,6 +150,10 @@ class ToolAgentLoop(AgentLoop):
         )
         trajectory.media = self.media
         self._add_rewards(trajectory, final_rewards)
+        if user is not None:
+            trajectory.reward_parts |= {"user_turn_score": sum(user.turn_scores), "user_score": user_score}
+            if trajectory.reward is not None:
+                trajectory.reward += sum(user.turn_scores) + user_score
         return trajectory
 
     async def _converse(
@@ -152,6 +162,7 @@ class ToolAgentLoop(AgentLoop):
         response: Response,
         messages: list[Message],
         session: ToolSession,
+        user: UserSession | None,
         schemas: list[dict[str, Any]],
         sampling: SamplingParams,
     ) -> None:
@@ -168,14 +179,22 @@ class ToolAgentLoop(AgentLoop):
                 messages.append({"role": "assistant", "content": parsed.content})
                 return
             messages.append(assistant_message(parsed, self._assistant_turns))
-            if not parsed.calls and not parsed.malformed:
+            has_calls = bool(parsed.calls or parsed.malformed)
+            if not has_calls and user is None:
                 return
             if _is_reached(self._assistant_turns, self.max_assistant_turns) or _is_reached(
                 self._user_turns, self.max_user_turns
             ):
                 self.metrics["ended_by_max_turns"] = 1.0
                 return
-            answers = await self._answer(parsed, session)
+            if has_calls:
+                answers = await self._answer(parsed, session)
+            else:
+                assert user is not None
+                text = await user.reply(messages)
+                if text is None:
+                    return
+                answers = [{"role": "user", "content": text}]
             if _is_reached(self._consecutive_invalid_calls, self.max_consecutive_invalid_calls):
                 self.metrics["ended_by_invalid_calls"] = 1.0
                 return

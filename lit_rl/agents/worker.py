@@ -11,8 +11,10 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from lit_rl.agents.agent_loop import AgentLoop, GenerationClient, InfrastructureError
+from lit_rl.agents.interactions import load_interactions
 from lit_rl.agents.loop_classes import find_loop_class
 from lit_rl.agents.policy_text import PolicyText, load_policy_text
 from lit_rl.agents.run_tools import load_run_tools
@@ -59,6 +61,9 @@ class AgentLoopWorker:
         self._text = policy_text
         self._rewards = RewardClient(reward_handles, settings.reward_timeout_s) if reward_handles else None
         self._tools = load_run_tools(settings)
+        path = settings.interaction_config_path
+        # A keyword only where there are any: loops of one's own need not know it.
+        self._further: dict[str, Any] = {"interactions": load_interactions(path)} if path else {}
         if rate_limits:
             attach_rate_limits(self._tools, rate_limits)
         self._slots = asyncio.Semaphore(settings.max_concurrent_trajectories)
@@ -162,6 +167,7 @@ class AgentLoopWorker:
             end_token_ids=self._text.end_token_ids,
             appended_end_token_id=self._text.tokenizer.eos_token_id if self._settings.append_end_token else None,
             tools=self._tools,
+            **self._further,
             **loop_class.options,
         )
 

@@ -147,7 +147,7 @@ class ToolSession:
             if instance.has_failed or not isinstance(tool, BaseTool):
                 continue
             kwargs = method_kwargs(tool.calc_reward, "calc_reward_kwargs", self._group(name, "calc_reward_kwargs"))
-            outcome = await _bounded(tool.calc_reward(instance.instance_id, **kwargs), self._limit_s(tool))
+            outcome = await bounded(tool.calc_reward(instance.instance_id, **kwargs), self._limit_s(tool))
             if isinstance(outcome, BaseException):
                 raise RuntimeError(f"Tool '{name}': calc_reward failed: {_describe(outcome)}") from outcome
             rewards[name] = float(outcome)
@@ -194,8 +194,8 @@ class ToolSession:
     async def _run(self, name: str, tool: Tool, parameters: dict[str, Any]) -> ToolResult:
         limit_s = self._limit_s(tool)
         call = tool.call(parameters) if isinstance(tool, FunctionTool) else self._execute(name, tool, parameters)
-        outcome = await _bounded(call, limit_s)
-        if isinstance(outcome, _TimedOut):
+        outcome = await bounded(call, limit_s)
+        if isinstance(outcome, TimedOut):
             return ToolResult(text=f"Tool '{name}' did not answer within {limit_s:g} s.", status="timeout")
         if isinstance(outcome, BaseException):
             return self._failure(name, outcome)
@@ -244,7 +244,7 @@ class ToolSession:
             if instance.created.done() and not instance.created.cancelled():
                 instance.created.exception()  # marks it as seen; the call has reported it
             kwargs = method_kwargs(tool.release, "release_kwargs", self._group(name, "release_kwargs"))
-            outcome = await _bounded(tool.release(instance.instance_id, **kwargs), self._limit_s(tool))
+            outcome = await bounded(tool.release(instance.instance_id, **kwargs), self._limit_s(tool))
             if isinstance(outcome, BaseException):
                 self._count("num_tool_release_errors", 1)
                 logger.warning("Tool '%s': release failed for row %s: %r", name, self.context.row_id, outcome)
@@ -275,18 +275,18 @@ async def close_tools(tools: Mapping[str, Tool]) -> None:
     """Close the class tools of a worker at once, each within `CLOSE_TIMEOUT_S`; failures are logged."""
 
     async def close(name: str, tool: BaseTool) -> None:
-        outcome = await _bounded(tool.close(), CLOSE_TIMEOUT_S)
+        outcome = await bounded(tool.close(), CLOSE_TIMEOUT_S)
         if isinstance(outcome, BaseException):
             logger.warning("Tool '%s': close failed: %r", name, outcome)
 
     await asyncio.gather(*(close(name, tool) for name, tool in tools.items() if isinstance(tool, BaseTool)))
 
 
-class _TimedOut(Exception):
-    pass
+class TimedOut(Exception):
+    """Our limit ended the call."""
 
 
-async def _bounded(call: Awaitable[Any], timeout_s: float) -> Any:
+async def bounded(call: Awaitable[Any], timeout_s: float) -> Any:
     """Return the result or the exception of ``call``; a call that ignores its cancellation is left behind."""
     task = asyncio.ensure_future(call)
     try:
@@ -299,7 +299,7 @@ async def _bounded(call: Awaitable[Any], timeout_s: float) -> Any:
         task.cancel()
         await asyncio.wait({task}, timeout=CANCEL_GRACE_S)
         task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        return _TimedOut(f"no answer within {timeout_s:g} s")
+        return TimedOut(f"no answer within {timeout_s:g} s")
     if task.cancelled():
         return RuntimeError("the tool cancelled itself")
     return task.exception() or task.result()

@@ -83,6 +83,23 @@ class Hanging(Asking):
         await asyncio.sleep(60)
 
 
+class NeverThere(Asking):
+    async def start_interaction(self, instance_id=None, **kwargs):
+        raise OSError("nobody")
+
+    async def finalize_interaction(self, instance_id, **kwargs):
+        await super().finalize_interaction(instance_id)
+        raise OSError("still nobody")
+
+
+def test_a_user_that_cannot_start_is_finalized_too(caplog) -> None:
+    user = NeverThere({"name": "asking"})
+    with pytest.raises(RuntimeError, match="start_interaction of interaction 'asking' failed.*nobody"):
+        roll_out("7", extra_info=ROW, interactions={"asking": user})
+    assert user.events == ["finalize"]
+    assert "still nobody" in caplog.text
+
+
 @pytest.mark.parametrize(("kind", "what"), [(Failing, "no model behind it"), (Hanging, "no answer within 0.05 s")])
 def test_a_user_that_fails_fails_the_trajectory_and_is_finalized(kind, what) -> None:
     user = kind({"name": "asking"})

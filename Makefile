@@ -12,6 +12,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 INSTALLED := $(VENV)/.installed
 # Tests and quickstart never wait for a model hub: their models come from PyPI packages.
 OFFLINE := HF_HUB_OFFLINE=1
+# Test tensors are tiny, and two OpenMP pools that wait for each other on two cores are several times slower than one thread.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart test test-all lint format bench clean
@@ -37,10 +39,10 @@ quickstart: $(INSTALLED)  ## Install, then train a real 135 M model on sums with
 	@$(BIN)/python examples/accuracy_of_run.py runs
 
 test: $(INSTALLED)  ## Install, then run every test that needs neither a GPU nor much time
-	$(OFFLINE) $(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+	$(OFFLINE) $(ONE_THREAD) $(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
 
 test-all: $(INSTALLED)  ## The same with the slow tests
-	$(OFFLINE) $(BIN)/python -m pytest -m "not gpu" $(ARGS)
+	$(OFFLINE) $(ONE_THREAD) $(BIN)/python -m pytest -m "not gpu" $(ARGS)
 
 lint: $(INSTALLED)  ## Check style, format, types, import layers and spelling
 	$(BIN)/ruff check .

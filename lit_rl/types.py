@@ -1,7 +1,7 @@
 """The records that travel between the parts of lit_rl: prompts in, trajectories out.
 
-Plain dataclasses on CPU, without torch: agent loops, tools, rewards and replicas exchange these, and only the experience
-package turns them into tensors. Token ids sampled by the engine are kept for good; text is never re-encoded.
+Plain dataclasses on CPU, without torch: agent loops, tools, rewards and replicas exchange these, and only the
+experience package turns them into tensors. Token ids sampled by the engine are kept for good; text is never re-encoded.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class TokenOutput:
 class Trajectory:
     """One conversation as a flat token sequence, with what learning needs to know about it.
 
-    The four per-token lists have one entry per id in ``response_ids``: everything after the prompt, sampled tokens and tool or
-    user tokens alike.
+    The four per-token lists have one entry per id in ``response_ids``: everything after the prompt, sampled tokens and
+    tool or user tokens alike.
 
     Attributes:
         row_id: Row of the dataset.

@@ -316,7 +316,9 @@ class RolloutDataModule(L.LightningDataModule):
         start_s = self.serving.start_timeout_s
         runtime.loop.run(servers.start(), timeout_s=start_s + 60, what=f"{self.serving.num_replicas} replicas to start")
         runtime.loop.run(rewards.start(), timeout_s=start_s, what="reward workers to start")
-        agents = AgentLoopManager(runtime, self.agents, servers.client(), model, rewards.handles, self._tools)
+        run_folder = self.trainer.default_root_dir if self.trainer is not None else "."
+        settings = self.agents.in_run_folder(run_folder)
+        agents = AgentLoopManager(runtime, settings, servers.client(), model, rewards.handles, self._tools)
         self._managers.insert(0, agents)
         runtime.loop.run(agents.start(), timeout_s=start_s, what="agent-loop workers to start")
         self.servers = servers

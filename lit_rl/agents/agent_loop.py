@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from lit_rl.agents.response import Response
 from lit_rl.cluster import WorkerDied
+from lit_rl.metrics.trace import Span, trace_span
 from lit_rl.types import Message, Prompt, SamplingParams, TokenOutput, Trajectory
 
 
@@ -110,14 +111,31 @@ class AgentLoop(ABC):
             ValueError: From the replica, such as a prompt longer than the model.
         """
         started = time.perf_counter()
-        try:
-            output = await self.client.generate(prompt_ids, sampling, self.conversation_id)
-        except (WorkerDied, ConnectionError, TimeoutError) as error:
-            raise InfrastructureError(f"generate failed with {type(error).__name__}: {error}") from error
-        finally:
-            self.metrics["generate_s"] += time.perf_counter() - started
+        with trace_span("generate", prompt_tokens=len(prompt_ids), max_tokens=sampling.max_tokens) as span:
+            try:
+                output = await self.client.generate(prompt_ids, sampling, self.conversation_id)
+            except (WorkerDied, ConnectionError, TimeoutError) as error:
+                raise InfrastructureError(f"generate failed with {type(error).__name__}: {error}") from error
+            finally:
+                self.metrics["generate_s"] += time.perf_counter() - started
+            if span.is_on:
+                self._describe_output(span, prompt_ids, output)
         self.metrics["num_preempted"] += output.num_preempted
         return output
+
+    def _describe_output(self, span: Span, prompt_ids: list[int], output: TokenOutput) -> None:
+        span.set(
+            response_tokens=len(output.token_ids),
+            stop_reason=output.stop_reason,
+            policy_version_min=min(output.policy_versions, default=None),
+            policy_version_max=max(output.policy_versions, default=None),
+            num_preempted=output.num_preempted,
+        )
+        if span.with_text and self.tokenizer is not None:
+            span.set(
+                prompt_text=self.tokenizer.decode(prompt_ids, skip_special_tokens=False),
+                response_text=self.tokenizer.decode(output.token_ids, skip_special_tokens=False),
+            )
 
     def render_prompt(self, prompt: Prompt) -> list[int]:
         """Token ids of the row's prompt: the ones the dataset measured, else rendered now."""

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lit_rl.metrics.trace import TraceSettings
 from lit_rl.types import Prompt
 
 
@@ -49,6 +50,7 @@ class AgentSettings:
         interaction_config_path: YAML file of simulated users; see `lit_rl.agents.interactions`.
         chat_template: Jinja text or a ``.jinja`` file instead of the tokenizer's own template; ``None`` keeps that.
         chat_template_kwargs: Further variables of the chat template (``enable_thinking: false``).
+        trace: Spans of conversations for a trace viewer; ``None`` is off.
     """
 
     num_workers: int | None = None
@@ -68,10 +70,15 @@ class AgentSettings:
     interaction_config_path: str | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    trace: TraceSettings | None = None
 
     def resolved_num_workers(self) -> int:
         """Number of workers to start: the configured one, or ``min(8, CPU cores)``."""
         return self.num_workers if self.num_workers is not None else min(8, os.cpu_count() or 1)
+
+    def in_run_folder(self, run_folder: str) -> AgentSettings:
+        """The same settings with traces in a run's folder, where they name none."""
+        return self if self.trace is None else replace(self, trace=self.trace.in_run_folder(run_folder))
 
     def with_absolute_paths(self) -> AgentSettings:
         """The same settings for a process with another working folder."""
@@ -105,6 +112,8 @@ class AgentSettings:
             raise ValueError(
                 f"data.agents.worker_timeout_s={self.worker_timeout_s}: must be at least 10, workers report every 5."
             )
+        if self.trace is not None:
+            self.trace.check()
         if self.max_resubmissions < 0:
             raise ValueError(f"data.agents.max_resubmissions={self.max_resubmissions}: must be 0 or more.")
 

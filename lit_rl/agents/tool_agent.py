@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from lit_rl.agents.agent_loop import AgentLoop
@@ -28,6 +28,7 @@ from lit_rl.agents.response import (
 from lit_rl.agents.run_tools import select_tools, tool_schemas
 from lit_rl.agents.tool_messages import TruncateSide, assistant_message, call_id, tool_message, truncate_text
 from lit_rl.agents.tool_parsers import ParsedMessage, get_tool_parser
+from lit_rl.metrics.trace import trace_span
 from lit_rl.tools.base_tool import ToolContext
 from lit_rl.tools.session import Tool, ToolResult, ToolSession
 from lit_rl.types import Message, Prompt, SamplingParams, Trajectory
@@ -36,6 +37,20 @@ logger = logging.getLogger(__name__)
 
 # An odd constant: sampling of later turns must not repeat the random numbers of the first.
 _SEED_STEP = 0x9E3779B97F4A7C15
+
+
+@dataclass(kw_only=True)
+class _Conversation:
+    """What a conversation consists of; ``response`` and ``messages`` grow."""
+
+    prompt_ids: list[int]
+    messages: list[Message]
+    session: ToolSession
+    user: UserSession | None
+    schemas: list[dict[str, Any]]
+    sampling: SamplingParams
+    limit: int
+    response: Response = field(default_factory=empty_response)
 
 
 class ToolAgentLoop(AgentLoop):
@@ -130,23 +145,32 @@ class ToolAgentLoop(AgentLoop):
         )
         if prompt.extra_info.get("need_tools_kwargs") and not session.tools_kwargs:
             logger.warning("Row %s: need_tools_kwargs is set, but tools_kwargs is empty.", prompt.row_id)
-        prompt_ids = self._render_prompt(prompt, schemas)
-        response = empty_response()
-        messages = session.context.messages
         interaction = find_interaction(self.interactions, prompt)
         user = None if interaction is None else UserSession(interaction, prompt, self.tool_timeout_s)
+        chat = _Conversation(
+            prompt_ids=self._render_prompt(prompt, schemas),
+            messages=session.context.messages,
+            session=session,
+            user=user,
+            schemas=schemas,
+            sampling=sampling,
+            limit=min(sampling.max_tokens, self.max_response_tokens),
+        )
         async with session, user or contextlib.nullcontext():
-            await self._converse(prompt_ids, response, messages, session, user, schemas, sampling)
+            goes_on = True
+            while goes_on:
+                with trace_span("turn", number=self._assistant_turns + 1):
+                    goes_on = await self._take_turn(chat)
             final_rewards = await session.final_rewards()
             user_score = 0.0 if user is None else await user.final_score()
         for name, amount in [*session.metrics.items(), *(user.metrics.items() if user else ())]:
             self.metrics[name] = self.metrics.get(name, 0.0) + amount
         trajectory = self.build_trajectory(
             prompt,
-            prompt_ids,
-            response,
+            chat.prompt_ids,
+            chat.response,
             num_turns=self._user_turns + self._assistant_turns + 1,
-            messages=messages[len(prompt.messages) :],
+            messages=chat.messages[len(prompt.messages) :],
         )
         trajectory.media = self.media
         self._add_rewards(trajectory, final_rewards)
@@ -156,69 +180,55 @@ class ToolAgentLoop(AgentLoop):
                 trajectory.reward += sum(user.turn_scores) + user_score
         return trajectory
 
-    async def _converse(
-        self,
-        prompt_ids: list[int],
-        response: Response,
-        messages: list[Message],
-        session: ToolSession,
-        user: UserSession | None,
-        schemas: list[dict[str, Any]],
-        sampling: SamplingParams,
-    ) -> None:
-        limit = min(sampling.max_tokens, self.max_response_tokens)
-        while True:
-            turn = await self._generate_turn(prompt_ids, response, sampling, limit)
-            append_turn(response, turn)
-            self._assistant_turns += 1
-            parsed = self.parser.parse_ids(
-                turn.token_ids, self.tokenizer, schemas, is_truncated=turn.stop_reason == "length"
-            )
-            if turn.stop_reason != "stop" or len(response.token_ids) >= limit:
-                # Nothing of a cut message is run: half a call teaches nonsense.
-                messages.append({"role": "assistant", "content": parsed.content})
-                return
-            messages.append(assistant_message(parsed, self._assistant_turns))
-            has_calls = bool(parsed.calls or parsed.malformed)
-            if not has_calls and user is None:
-                return
-            if _is_reached(self._assistant_turns, self.max_assistant_turns) or _is_reached(
-                self._user_turns, self.max_user_turns
-            ):
-                self.metrics["ended_by_max_turns"] = 1.0
-                return
-            if has_calls:
-                answers = await self._answer(parsed, session)
-            else:
-                assert user is not None
-                text = await user.reply(messages)
-                if text is None:
-                    return
-                answers = [{"role": "user", "content": text}]
-            if _is_reached(self._consecutive_invalid_calls, self.max_consecutive_invalid_calls):
-                self.metrics["ended_by_invalid_calls"] = 1.0
-                return
-            appended = self.chat_template.continuation_ids(  # type: ignore[attr-defined]
-                [*messages, *answers], len(messages), turn.token_ids, schemas or None
-            )
-            if len(response.token_ids) + len(appended) >= limit:
-                # Neither tokens nor messages of this round are kept, so that both say the same.
-                self.metrics["ended_by_tool_response"] = 1.0
-                response.stop_reason = "length"
-                return
-            messages.extend(answers)
-            self._user_turns += 1
-            append_masked(response, appended)
+    async def _take_turn(self, chat: _Conversation) -> bool:
+        """Let the policy speak and answer it; returns whether the conversation goes on."""
+        response, messages, limit = chat.response, chat.messages, chat.limit
+        turn = await self._generate_turn(chat)
+        append_turn(response, turn)
+        self._assistant_turns += 1
+        parsed = self.parser.parse_ids(
+            turn.token_ids, self.tokenizer, chat.schemas, is_truncated=turn.stop_reason == "length"
+        )
+        if turn.stop_reason != "stop" or len(response.token_ids) >= limit:
+            # Nothing of a cut message is run: half a call teaches nonsense.
+            messages.append({"role": "assistant", "content": parsed.content})
+            return False
+        messages.append(assistant_message(parsed, self._assistant_turns))
+        has_calls = bool(parsed.calls or parsed.malformed)
+        if not has_calls and chat.user is None:
+            return False
+        if _is_reached(self._assistant_turns, self.max_assistant_turns) or _is_reached(
+            self._user_turns, self.max_user_turns
+        ):
+            self.metrics["ended_by_max_turns"] = 1.0
+            return False
+        answers = await self._answer(parsed, chat.session) if has_calls else await _ask(chat)
+        if not answers:
+            return False
+        if _is_reached(self._consecutive_invalid_calls, self.max_consecutive_invalid_calls):
+            self.metrics["ended_by_invalid_calls"] = 1.0
+            return False
+        appended = self.chat_template.continuation_ids(  # type: ignore[attr-defined]
+            [*messages, *answers], len(messages), turn.token_ids, chat.schemas or None
+        )
+        if len(response.token_ids) + len(appended) >= limit:
+            # Neither tokens nor messages of this round are kept, so that both say the same.
+            self.metrics["ended_by_tool_response"] = 1.0
+            response.stop_reason = "length"
+            return False
+        messages.extend(answers)
+        self._user_turns += 1
+        append_masked(response, appended)
+        return True
 
-    async def _generate_turn(
-        self, prompt_ids: list[int], response: Response, sampling: SamplingParams, limit: int
-    ) -> Response:
-        max_tokens = limit - len(response.token_ids)
+    async def _generate_turn(self, chat: _Conversation) -> Response:
+        sampling, response = chat.sampling, chat.response
+        max_tokens = chat.limit - len(response.token_ids)
         seed = sampling.seed
         if seed is not None and self._assistant_turns:
             seed = (seed + self._assistant_turns * _SEED_STEP) % 2**63
         output = await self.generate(
-            prompt_ids + response.token_ids, replace(sampling, max_tokens=max_tokens, seed=seed)
+            chat.prompt_ids + response.token_ids, replace(sampling, max_tokens=max_tokens, seed=seed)
         )
         end_token_ids = self.end_token_ids.union(sampling.stop_token_ids)
         end = None if sampling.ignore_eos else first_end_position(output.token_ids, end_token_ids)
@@ -297,6 +307,13 @@ class ToolAgentLoop(AgentLoop):
 
     def _count(self, name: str) -> None:
         self.metrics[name] = self.metrics.get(name, 0.0) + 1.0
+
+
+async def _ask(chat: _Conversation) -> list[Message]:
+    """Return the simulated user's message, none where the user ends the conversation."""
+    assert chat.user is not None
+    text = await chat.user.reply(chat.messages)
+    return [] if text is None else [{"role": "user", "content": text}]
 
 
 def _is_reached(count: int, limit: int | None) -> bool:

@@ -20,6 +20,7 @@ from lit_rl.agents.policy_text import PolicyText, load_policy_text
 from lit_rl.agents.run_tools import load_run_tools
 from lit_rl.agents.settings import AgentSettings, TrajectoryRequest
 from lit_rl.cluster import WorkerDied, WorkerHandle
+from lit_rl.metrics.trace import init_trace, is_row_traced, rollout_trace_attr, shutdown_trace, trace_span
 from lit_rl.rewards.client import RewardClient
 from lit_rl.rewards.manager import apply_result
 from lit_rl.rewards.result import ScoreRequest, error_text
@@ -60,6 +61,8 @@ class AgentLoopWorker:
             policy_text = load_policy_text(policy_text, settings.chat_template_kwargs, settings.chat_template)
         self._text = policy_text
         self._rewards = RewardClient(reward_handles, settings.reward_timeout_s) if reward_handles else None
+        if settings.trace is not None:
+            init_trace(settings.trace)
         self._tools = load_run_tools(settings)
         path = settings.interaction_config_path
         # A keyword only where there are any: loops of one's own need not know it.
@@ -116,11 +119,24 @@ class AgentLoopWorker:
             await asyncio.wait({spawner, *tasks}, timeout=_CANCEL_S)
 
     async def close(self) -> None:
-        """Close the tools: connections, processes. One that fails or hangs does not keep the others from it."""
+        """Close the tools (one that fails or hangs does not keep the others from it) and write the trace."""
         await close_tools(self._tools)
+        if self._settings.trace is not None:
+            await asyncio.to_thread(shutdown_trace)
 
     async def roll_out(self, request: TrajectoryRequest, sampling: SamplingParams) -> Trajectory:
         """Run and score one trajectory; what goes wrong is in its ``error``."""
+        row_id = request.prompt.row_id
+        is_traced = is_row_traced(row_id)
+        with rollout_trace_attr(
+            request.sample_index, trace=is_traced, row_id=row_id, group_id=request.group_id, seed=request.seed
+        ) as span:
+            trajectory = await self._roll_out(request, sampling)
+            if is_traced:
+                span.set(**_outcome(trajectory))
+        return trajectory
+
+    async def _roll_out(self, request: TrajectoryRequest, sampling: SamplingParams) -> Trajectory:
         started = time.perf_counter()
         trajectory = await self._converse(request.prompt, request.seed, sampling)
         trajectory.row_id = request.prompt.row_id
@@ -183,13 +199,32 @@ class AgentLoopWorker:
 
     async def _score(self, rewards: RewardClient, prompt: Prompt, trajectory: Trajectory) -> None:
         started = time.perf_counter()
-        try:
-            apply_result(trajectory, await rewards.score(ScoreRequest.from_trajectory(prompt, trajectory)))
-        except (WorkerDied, ConnectionError, TimeoutError) as error:
-            trajectory.error = f"{INFRASTRUCTURE}row {prompt.row_id}: scoring failed: {error}"
-        except Exception as error:  # extra_info that cannot be copied or pickled
-            trajectory.error = f"Row {prompt.row_id}: scoring failed:\n{error_text(error)}"
+        with trace_span("reward") as span:
+            try:
+                apply_result(trajectory, await rewards.score(ScoreRequest.from_trajectory(prompt, trajectory)))
+            except (WorkerDied, ConnectionError, TimeoutError) as error:
+                trajectory.error = f"{INFRASTRUCTURE}row {prompt.row_id}: scoring failed: {error}"
+            except Exception as error:  # extra_info that cannot be copied or pickled
+                trajectory.error = f"Row {prompt.row_id}: scoring failed:\n{error_text(error)}"
+            span.set(reward=trajectory.reward, error=trajectory.error, reward_parts=trajectory.reward_parts)
         trajectory.metrics["score_s"] = time.perf_counter() - started
+
+
+def _outcome(trajectory: Trajectory) -> dict[str, Any]:
+    """What a trajectory's span says at its end."""
+    versions = [version for version in trajectory.policy_versions if version >= 0]
+    return {
+        "data_source": trajectory.data_source,
+        "reward": trajectory.reward,
+        "reward_parts": trajectory.reward_parts,
+        "stop_reason": trajectory.stop_reason,
+        "num_turns": trajectory.num_turns,
+        "prompt_tokens": len(trajectory.prompt_ids),
+        "response_tokens": len(trajectory.response_ids),
+        "policy_version_min": min(versions, default=None),
+        "policy_version_max": max(versions, default=None),
+        "error": trajectory.error,
+    }
 
 
 def _failed(prompt: Prompt, error: str) -> Trajectory:

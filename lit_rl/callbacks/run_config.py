@@ -23,13 +23,7 @@ class LogRunConfig(Callback):
         self.config = config
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Send it from rank 0.
-
-        Args:
-            trainer: Its loggers are looked through.
-            pl_module: Unused.
-            stage: Unused.
-        """
+        """Send it from rank 0."""
         if not trainer.is_global_zero:
             return
         for logger in trainer.loggers:

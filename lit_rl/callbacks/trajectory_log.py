@@ -40,35 +40,19 @@ class TrajectoryLog(Callback):
         self._ground_truths: dict[str, Any] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Note the rows' ground truths, which trajectories do not carry.
-
-        Args:
-            trainer: Its data module holds the ``sources`` of rows.
-            pl_module: Unused.
-            stage: Unused.
-        """
+        """Note the rows' ground truths, which trajectories do not carry."""
         if trainer.is_global_zero and self.max_per_iteration != 0:
             self._ground_truths = ground_truths(_data(trainer).sources.values())
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the iteration's file.
-
-        Args:
-            trainer: Its data module holds ``last_trajectories``.
-            pl_module: Unused.
-        """
+        """Write the iteration's file."""
         iteration = trainer.current_epoch
         self._write(
             trainer, _data(trainer).last_trajectories, f"iteration_{iteration:05d}", self.max_per_iteration, iteration
         )
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the validation's file; a sanity check leaves none.
-
-        Args:
-            trainer: Its data module holds ``last_validation_trajectories``.
-            pl_module: Knows the version of the weights that were scored.
-        """
+        """Write the validation's file; a sanity check leaves none."""
         if trainer.sanity_checking:
             return
         version = scored_version(pl_module)
@@ -76,23 +60,13 @@ class TrajectoryLog(Callback):
         self._write(trainer, _data(trainer).last_validation_trajectories, name, self.max_per_iteration, version)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the test's file.
-
-        Args:
-            trainer: Its data module holds ``last_validation_trajectories``.
-            pl_module: Unused.
-        """
+        """Write the test's file."""
         self._write(
             trainer, _data(trainer).last_validation_trajectories, "test", self.max_per_iteration, trainer.current_epoch
         )
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write all predictions.
-
-        Args:
-            trainer: Its data module holds ``last_validation_trajectories``.
-            pl_module: Unused.
-        """
+        """Write all predictions."""
         self._write(trainer, _data(trainer).last_validation_trajectories, "predict", -1, trainer.current_epoch)
 
     def _write(self, trainer: Trainer, trajectories: list[Trajectory], name: str, at_most: int, step: int) -> None:

@@ -35,6 +35,7 @@ from lit_rl.config_keys import ConfigError, KeyChecker, parser_keys
 from lit_rl.metrics_file import MetricsFileLogger
 from lit_rl.quiet import configure_logging
 from lit_rl.refused_options import check_trainer_options
+from lit_rl.rollout_command import run_rollout
 from lit_rl.run_folder import (
     RUN_FOLDER_VARIABLE,
     create_run_folder,
@@ -353,7 +354,11 @@ def main(args: Sequence[str] | None = None) -> None:
     from lit_rl.modules import PolicyGradientModule
 
     signal.signal(signal.SIGTERM, _terminate)
+    arguments = list(sys.argv[1:] if args is None else args)
     try:
+        if arguments[:1] == ["rollout"]:
+            run_rollout(arguments[1:])
+            return
         RLCLI(PolicyGradientModule, RolloutDataModule, args=args)
     except KeyboardInterrupt:
         raise SystemExit(_INTERRUPTED) from None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lit_rl.cli import build_from_config
+from lit_rl.rollout_command import run_rollout
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -37,3 +38,13 @@ def test_own_tools_loop_and_reward_run_together(
     if num_turns == 2:
         assert "calculator" in trajectories[0]["input"]
         assert "digits" in trajectories[0]["input"]
+
+
+def test_one_conversation_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    run_rollout(["--config", "configs/base/trainer_cpu.yaml", "--config", "examples/own_parts.yaml", "--row", "3"])
+    out = capsys.readouterr().out
+    assert "row arithmetic/" in out
+    assert "<tools>" in out
+    assert "-- policy, 96 tokens, weights of version 0" in out
+    assert "has_number" in out

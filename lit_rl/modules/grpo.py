@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from torch import Tensor
@@ -9,7 +10,10 @@ from torch import Tensor
 from lit_rl.algorithms.advantages import group_relative, zero_spread_share
 from lit_rl.algorithms.policy_losses import clip_fractions, clipped_policy_loss
 from lit_rl.experience.batch import Experience, MicroBatch
+from lit_rl.modules.option_ranges import check_number
 from lit_rl.modules.policy_gradient import PolicyGradientModule
+
+log = logging.getLogger(__name__)
 
 
 class GRPO(PolicyGradientModule):
@@ -42,16 +46,22 @@ class GRPO(PolicyGradientModule):
             kwargs: Options of `PolicyGradientModule`.
         """
         super().__init__(model_name, **kwargs)
-        if not 0 < clip_ratio_low < 1 or clip_ratio_high <= 0:
-            raise ValueError(
-                f"model.clip_ratio_low={clip_ratio_low}, model.clip_ratio_high={clip_ratio_high}: the lower half-width "
-                "must lie in "
-                f"(0, 1), the upper one above 0."
-            )
+        check_number("clip_ratio_low", clip_ratio_low, above=0, below=1)
+        check_number("clip_ratio_high", clip_ratio_high, above=0)
+        check_number("clip_ratio_c", clip_ratio_c, above=1)
         self.clip_ratio_low = clip_ratio_low
         self.clip_ratio_high = clip_ratio_high
         self.clip_ratio_c = clip_ratio_c
         self.normalize_std = normalize_std
+
+    def setup(self, stage: str) -> None:
+        """Warn of groups that can teach nothing."""
+        super().setup(stage)
+        if stage == "fit" and getattr(self.trainer.datamodule, "group_size", None) == 1:  # type: ignore[attr-defined]
+            log.warning(
+                "data.group_size=1: every advantage is 0 and the policy learns nothing from its rewards, since GRPO "
+                "compares the trajectories of one prompt with each other. Set data.group_size to at least 2."
+            )
 
     def compute_advantages(self, experience: Experience) -> Tensor:
         """``[N]`` group-relative advantages of all ranks' trajectories."""

@@ -17,7 +17,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lit_rl.algorithms.aggregate import AGGREGATION_MODES, aggregate_loss, masked_mean
+from lit_rl.algorithms.aggregate import aggregate_loss, masked_mean
 from lit_rl.algorithms.importance import mismatch_metrics, truncated_importance_weights
 from lit_rl.algorithms.kl import kl_penalty
 from lit_rl.experience.batch import Experience, MicroBatch, MiniBatch
@@ -25,6 +25,7 @@ from lit_rl.experience.evaluation import EvaluationBatch
 from lit_rl.metrics.evaluation import evaluation_metrics
 from lit_rl.metrics.policy import PolicyMetrics
 from lit_rl.models import Actor, Reference, load_causal_lm
+from lit_rl.modules.option_ranges import check_update_options
 from lit_rl.types import Trajectory
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,6 @@ class PolicyGradientModule(L.LightningModule):
         self.automatic_optimization = False
         # Frozen and auxiliary state is not in checkpoints.
         self.strict_loading = False
-        _check_options(actor_lr, max_grad_norm, loss_agg_mode, loss_scale)
         self.model_name = model_name
         self.actor_lr = actor_lr
         self.weight_decay = weight_decay
@@ -99,6 +99,7 @@ class PolicyGradientModule(L.LightningModule):
         self.logprob_gap_warning = logprob_gap_warning
         self.max_skipped_steps = max_skipped_steps
         self.gradient_checkpointing = gradient_checkpointing
+        check_update_options(self)
 
         self.actor: Actor | None = None
         self.metrics = PolicyMetrics()
@@ -417,17 +418,4 @@ class PolicyGradientModule(L.LightningModule):
             and trainer.precision == "bf16-mixed"
             and isinstance(trainer.strategy, SingleDeviceStrategy)
             and trainer.strategy.root_device.type == "cpu"
-        )
-
-
-def _check_options(actor_lr: float, max_grad_norm: float, loss_agg_mode: str, loss_scale: float | None) -> None:
-    if actor_lr <= 0:
-        raise ValueError(f"model.actor_lr={actor_lr} must be above 0.")
-    if max_grad_norm <= 0:
-        raise ValueError(f"model.max_grad_norm={max_grad_norm} must be above 0; a large number switches clipping off.")
-    if loss_agg_mode not in AGGREGATION_MODES:
-        raise ValueError(f"model.loss_agg_mode={loss_agg_mode!r} must be one of {', '.join(AGGREGATION_MODES)}.")
-    if loss_agg_mode == "seq-mean-token-sum-norm" and not loss_scale:
-        raise ValueError(
-            "model.loss_agg_mode='seq-mean-token-sum-norm' needs model.loss_scale, a constant length in tokens."
         )

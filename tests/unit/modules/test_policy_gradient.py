@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -326,9 +327,31 @@ def test_a_gap_to_the_engine_is_warned_about(tiny_model_folder, make_trajectorie
         ({"max_grad_norm": 0.0}, r"model\.max_grad_norm=0\.0 must be above 0"),
         ({"loss_agg_mode": "mean"}, r"model\.loss_agg_mode='mean' must be one of token-mean"),
         ({"loss_agg_mode": "seq-mean-token-sum-norm"}, r"needs model\.loss_scale"),
-        ({"clip_ratio_low": 1.0}, r"model\.clip_ratio_low=1\.0"),
+        ({"clip_ratio_low": 1.0}, r"model\.clip_ratio_low=1\.0 must be above 0 and below 1"),
+        ({"clip_ratio_high": float("nan")}, r"model\.clip_ratio_high=nan must be above 0, and finite"),
+        ({"clip_ratio_c": 0.5}, r"model\.clip_ratio_c=0\.5 must be above 1"),
+        ({"actor_lr": float("nan")}, r"model\.actor_lr=nan must be above 0, and finite"),
+        ({"actor_lr": float("inf")}, r"model\.actor_lr=inf must be above 0, and finite"),
+        ({"betas": (0.9, 2.0)}, r"model\.betas=2\.0 must be at least 0 and below 1"),
+        ({"lr_warmup_iterations": -1}, r"model\.lr_warmup_iterations=-1 must be at least 0"),
+        ({"kl_loss_coef": -0.1}, r"model\.kl_loss_coef=-0\.1 must be at least 0"),
+        ({"kl_loss_type": "k4"}, r"model\.kl_loss_type='k4' must be one of k1"),
+        ({"entropy_coef": float("nan")}, r"model\.entropy_coef=nan must be finite"),
+        ({"importance_cap": -1.0}, r"model\.importance_cap=-1\.0 must be above 0"),
+        ({"importance_level": "turn"}, r"model\.importance_level='turn' must be one of token"),
+        ({"max_skipped_steps": 0}, r"model\.max_skipped_steps=0 must be at least 1"),
     ],
 )
 def test_an_option_out_of_range_is_named_before_anything_is_loaded(options, words):
     with pytest.raises(ValueError, match=words):
         GRPO("no/such/model", **options)
+
+
+def test_groups_of_one_are_warned_about_at_start(caplog):  # O23 (a)
+    for group_size, is_warned in ((1, True), (2, False)):
+        caplog.clear()
+        module = GRPO("no/such/model")
+        module.trainer = SimpleNamespace(current_epoch=0, datamodule=SimpleNamespace(group_size=group_size))
+        with caplog.at_level(logging.WARNING, logger="lit_rl"):
+            module.setup("fit")
+        assert ("data.group_size=1" in caplog.text) == is_warned

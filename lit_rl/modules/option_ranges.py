@@ -1,0 +1,81 @@
+"""Ranges of the modules' options, checked when a module is built and before anything starts.
+
+NaN and infinity are outside every range: YAML accepts ``.nan``, and with NaN every later comparison is silently false.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+from lit_rl.algorithms.aggregate import AGGREGATION_MODES
+from lit_rl.algorithms.importance.weights import LEVELS
+from lit_rl.algorithms.kl import KL_KINDS
+
+
+def check_number(
+    option: str,
+    value: float | None,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> None:
+    """Raise ``ValueError``, naming option, value and rule, unless a number is finite and in its range.
+
+    Args:
+        option: Name below ``model.``.
+        value: ``None`` is an option that is off.
+        at_least: Smallest value allowed.
+        above: Bound the value must exceed.
+        below: Bound the value must stay under.
+    """
+    if value is None:
+        return
+    is_inside = (
+        math.isfinite(value)
+        and (at_least is None or value >= at_least)
+        and (above is None or value > above)
+        and (below is None or value < below)
+    )
+    if not is_inside:
+        bounds = {"at least": at_least, "above": above, "below": below}
+        rules = [f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None]
+        rule = " and ".join(rules)
+        if not math.isfinite(value):
+            rule = f"{rule}, and finite" if rule else "finite"
+        raise ValueError(f"model.{option}={value} must be {rule}.")
+
+
+def check_choice(option: str, value: str, choices: Collection[str]) -> None:
+    """Raise ``ValueError``, naming option, value and choices, unless a value is one of them."""
+    if value not in choices:
+        raise ValueError(f"model.{option}={value!r} must be one of {', '.join(choices)}.")
+
+
+def check_update_options(module: Any) -> None:
+    """Raise ``ValueError`` where an option could only fail, or silently not learn, once everything has started.
+
+    Args:
+        module: A `PolicyGradientModule` with its options set.
+    """
+    for option in ("actor_lr", "adam_eps", "loss_scale", "importance_cap"):
+        check_number(option, getattr(module, option), above=0)
+    for option in ("weight_decay", "lr_warmup_iterations", "kl_loss_coef", "logprob_gap_warning"):
+        check_number(option, getattr(module, option), at_least=0)
+    for beta in module.betas:
+        check_number("betas", beta, at_least=0, below=1)
+    check_number("entropy_coef", module.entropy_coef)
+    check_number("max_skipped_steps", module.max_skipped_steps, at_least=1)
+    check_choice("loss_agg_mode", module.loss_agg_mode, AGGREGATION_MODES)
+    check_choice("kl_loss_type", module.kl_loss_type, [*KL_KINDS, *(f"{kind}+" for kind in KL_KINDS)])
+    check_choice("importance_level", module.importance_level, LEVELS)
+    if not module.max_grad_norm > 0:
+        raise ValueError(
+            f"model.max_grad_norm={module.max_grad_norm} must be above 0; a large number switches clipping off."
+        )
+    if module.loss_agg_mode == "seq-mean-token-sum-norm" and module.loss_scale is None:
+        raise ValueError(
+            "model.loss_agg_mode='seq-mean-token-sum-norm' needs model.loss_scale, a constant length in tokens."
+        )

@@ -104,7 +104,7 @@ class RLCLI(LightningCLI):
         return {name: skip | {"verbose", "return_predictions"} for name, skip in LightningCLI.subcommands().items()}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the top-level options and the one link.
+        """Add the top-level options and link them to the parts that use them.
 
         Args:
             parser: Parser of one sub-command.
@@ -177,6 +177,19 @@ class RLCLI(LightningCLI):
             self.ckpt_path = resolve_checkpoint(given, runs_dir, run_name, required=self.subcommand != "fit")
         except FileNotFoundError as error:
             _stop_with(error)
+
+    def instantiate_classes(self) -> None:
+        """Build the parts; an option that one of ours refuses stops the run with its message alone."""
+        try:
+            super().instantiate_classes()
+        except (ValueError, OSError) as error:
+            # jsonargparse wraps it once per level, in the types it tried and the whole configuration.
+            cause: BaseException | None = error
+            while cause is not None and _raised_in(cause).partition(".")[0] != "lit_rl":
+                cause = cause.__cause__
+            if isinstance(cause, ValueError | OSError):
+                _stop_with(cause)
+            raise
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the Trainer with the run's folder, metrics file and callbacks.
@@ -333,7 +346,15 @@ def build_from_config(
         return RLCLI(model_class, datamodule_class, args=["--config", str(cleaned), *args], run=False)
 
 
-def _stop_with(error: Exception) -> NoReturn:
+def _raised_in(error: BaseException) -> str:
+    """Name of the module that raised an error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
+
+
+def _stop_with(error: BaseException) -> NoReturn:
     sys.stderr.write(f"lit-rl: error: {error}\n")
     raise SystemExit(2) from error
 

@@ -189,6 +189,10 @@ class KeyChecker:
             target = self._class_of.get(path) if _CLASS_KEYS[0] in value or not path.endswith("[]") else None
             if target is not None:
                 self._check_class_section(value, target, path, source)
+            elif (element := _mapped_hint(hint)) is not None:
+                # Its keys are names the user gives.
+                for key, item in value.items():
+                    self._check_value(item, element, f"{path}.{key}", source)
             elif (record := _only_dataclass(hint)) is not None:
                 self._walk(value, accepted_keys(record), "", f"{path}.", source)
 
@@ -257,6 +261,14 @@ def _types_in(hint: Any) -> list[Any]:
     """The plain types of a hint such as ``list[A] | B | None``."""
     arguments = typing.get_args(hint)
     return [item for argument in arguments for item in _types_in(argument)] if arguments else [hint]
+
+
+def _mapped_hint(hint: Any) -> Any:
+    """Type of the values, when a hint is a mapping or one or nothing; ``None`` for any other hint."""
+    if typing.get_origin(hint) is dict:
+        return typing.get_args(hint)[1]
+    found = [element for item in typing.get_args(hint) if (element := _mapped_hint(item)) is not None]
+    return found[0] if len(found) == 1 and typing.get_origin(hint) is not list else None
 
 
 def _only_dataclass(hint: Any) -> Any:

@@ -52,11 +52,15 @@ def resolve_model(name: str, cache_dir: Path | None = None) -> str:
         cache_dir: Where converted models live. Default: ``$LIT_RL_CACHE``, or else ``~/.cache/lit_rl``.
 
     Raises:
-        ValueError: If the bundled name is unknown.
+        ValueError: If there is no name, or the bundled name is unknown.
         FileNotFoundError: If the name looks like a folder and is none, or is a folder without ``config.json``.
         ModuleNotFoundError: If the package with the weights is not installed.
         TimeoutError: If another process holds the conversion's lock for ten minutes.
     """
+    if not name:  # an option that was left out arrives as None
+        raise ValueError(
+            f"model_name is not set. Give a hub id, a checkpoint folder, or one of {', '.join(_CONVERSIONS)}."
+        )
     if name.startswith(_BUNDLED_PREFIX):
         if name not in _CONVERSIONS:
             raise ValueError(f"model_name={name!r} is no bundled model. Bundled: {', '.join(_CONVERSIONS)}.")

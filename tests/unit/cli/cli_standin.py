@@ -11,6 +11,7 @@ import torch
 
 from lit_rl.cli import RLCLI
 from lit_rl.experience.progress import PhaseProgress
+from lit_rl.modules.option_ranges import check_number
 from lit_rl.types import Trajectory
 
 
@@ -95,6 +96,18 @@ class InterruptedModule(ModuleA):
 class TerminatedModule(ModuleA):
     def fail(self) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+class RefusingModule(BaseModule):
+    def __init__(self, model_name: str | None = None, lr: float = 0.1) -> None:
+        super().__init__(model_name, lr)
+        check_number("actor_lr", lr, above=0)
+
+
+class BrokenModule(BaseModule):
+    def __init__(self, model_name: str | None = None, lr: float = 0.1) -> None:
+        super().__init__(model_name, lr)
+        int("a mistake of its author")
 
 
 class Rows:

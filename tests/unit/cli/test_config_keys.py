@@ -3,6 +3,9 @@ from __future__ import annotations
 import pytest
 from cli_standin import BaseModule, Data, ModuleA, ModuleB, StandInCLI
 
+from lit_rl.agents.settings import AgentLoopSpec
+from lit_rl.config_keys import ConfigError, KeyChecker
+
 
 def _error(capsys, run, *args: str) -> str:
     with pytest.raises(SystemExit) as stopped:
@@ -139,3 +142,21 @@ def test_negative_numbers_and_lists_are_values_not_options(parse) -> None:
 
     assert (cli.model.lr, cli.model.fails_at) == (-1e-6, -2)
     assert (cli.model.limits, cli.model.use_bias) == ([1, -2], True)
+
+
+def test_an_option_that_a_part_refuses_is_said_alone_and_a_fault_of_a_part_keeps_its_traceback(fit, capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        fit("--model=cli_standin.RefusingModule", "--model.init_args.lr=-1")
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == "lit-rl: error: model.actor_lr=-1.0 must be above 0.\n"
+
+    with pytest.raises(ValueError, match="a mistake of its author"):
+        fit("--model=cli_standin.BrokenModule")
+
+
+def test_the_keys_of_a_mapping_are_the_users_own_and_those_of_its_values_are_checked() -> None:
+    checker = KeyChecker({"loops": dict[str, AgentLoopSpec], "maybe": dict[str, AgentLoopSpec] | None}, {})
+    checker.check_mapping({"loops": {"mine": {"loop_class": "a.B"}}, "maybe": {"its": {"options": {"any": 1}}}}, "f")
+    for name in ("loops", "maybe"):
+        with pytest.raises(ConfigError, match=rf"unknown key '{name}\.mine\.loop_clas'.*loop_class"):
+            checker.check_mapping({name: {"mine": {"loop_clas": "a.B"}}}, "f")

@@ -130,3 +130,9 @@ def test_dropout_of_any_spelling_is_switched_off() -> None:
     config = GPT2Config(resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1)
     loading._switch_dropout_off(config)
     assert config.resid_pdrop == config.embd_pdrop == config.attn_pdrop == 0.0
+
+
+@pytest.mark.parametrize("name", [None, ""])
+def test_a_model_name_that_was_left_out_is_asked_for(name):
+    with pytest.raises(ValueError, match=r"model_name is not set\. Give a hub id, .*bundled/tiny-random"):
+        loading.resolve_model(name)

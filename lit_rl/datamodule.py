@@ -25,7 +25,7 @@ from lit_rl.experience.evaluation import EvaluationLoader
 from lit_rl.experience.loader import ExperienceLoader
 from lit_rl.experience.progress import PhaseProgress
 from lit_rl.models import load_tokenizer, resolve_model
-from lit_rl.rewards import RewardLoopManager, RewardSettings, has_scorer
+from lit_rl.rewards import RewardLoopManager, RewardSettings, check_data_sources
 from lit_rl.serving import LLMServerManager, ServingSettings
 from lit_rl.types import Prompt, SamplingParams, Trajectory
 from lit_rl.weight_sync.publisher import WeightPublisher
@@ -123,8 +123,7 @@ class RolloutDataModule(L.LightningDataModule):
         if self.sampling.temperature <= 0:
             raise ValueError(
                 f"data.sampling.temperature={self.sampling.temperature} must be above 0: a greedy policy explores "
-                "nothing. "
-                f"Greedy validation is data.val_sampling."
+                "nothing. Greedy validation is data.val_sampling."
             )
 
         self.phase = PhaseProgress()
@@ -226,20 +225,11 @@ class RolloutDataModule(L.LightningDataModule):
             if kept.counts.num_overlong or kept.counts.num_failed:
                 log.warning("data.%s_data: %s", name, kept.counts.describe())
             self._rows[name] = [kept[index] for index in range(len(kept))]
-            self._check_scorers(name, self._rows[name])
+            if self.rewards.dispatches_by_data_source():
+                # A row that nothing can score should fail now, not in the middle of training.
+                check_data_sources(row.data_source for row in self._rows[name])
         if stage == "fit" and self._cursor is None:
             self._cursor = PromptCursor.for_source(self._rows["train"], seed=self.seed, shuffle=self.shuffle)
-
-    def _check_scorers(self, name: str, rows: Sequence[Prompt]) -> None:
-        """A row that nothing can score should fail now, not in the middle of training."""
-        if not self.rewards.dispatches_by_data_source():
-            return
-        unknown = sorted({row.data_source for row in rows if not has_scorer(row.data_source)})
-        if unknown:
-            raise ValueError(
-                f"data.{name}_data: no scorer for data_source {', '.join(map(repr, unknown))}. "
-                f"Name your own reward function in data.rewards.function."
-            )
 
     def _evaluation_loader(self, name: str) -> EvaluationLoader | list[Any]:
         rows = self._rows.get(name)
@@ -300,8 +290,7 @@ class RolloutDataModule(L.LightningDataModule):
         if not any(isinstance(callback, WeightPublisher) for callback in callbacks):
             raise ValueError(
                 "Nothing brings the policy's weights into the replicas: is the WeightSync callback in "
-                "trainer.callbacks? "
-                "Add {class_path: lit_rl.callbacks.WeightSync}."
+                "trainer.callbacks? Add {class_path: lit_rl.callbacks.WeightSync}."
             )
 
     def _start(self) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from math import comb
 
+from lit_rl.metrics.rollout import part_means
 from lit_rl.types import Trajectory
 
 
@@ -37,12 +38,7 @@ def evaluation_metrics(data_source: str, trajectories: Sequence[Trajectory]) -> 
         if chances:
             metrics[f"val-core/{data_source}/reward/pass@{size}"] = sum(chances) / len(chances)
         size *= 2
-    parts: dict[str, list[float]] = {}
-    for trajectory in usable:
-        for name, value in trajectory.reward_parts.items():
-            parts.setdefault(name, []).append(value)
-    for name, values in parts.items():
-        metrics[f"val-aux/{data_source}/{name}/mean"] = sum(values) / len(values)
+    metrics |= part_means(f"val-aux/{data_source}", usable)
     lengths = [len(trajectory.response_ids) for trajectory in usable]
     metrics[f"val-aux/{data_source}/response_length/mean"] = sum(lengths) / len(lengths)
     return metrics

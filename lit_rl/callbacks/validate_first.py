@@ -1,7 +1,7 @@
 """Validate once before the first iteration, so that a curve starts where the untrained policy stands.
 
-Lightning's sanity check logs nothing and comes before the first weight sync; this is a validation like any other,
-logged as policy version 0. A resumed run has had its own and gets none.
+Lightning's sanity check logs nothing; this is a validation like any other, logged as policy version 0. A resumed run
+has had its own and gets none.
 """
 
 from __future__ import annotations

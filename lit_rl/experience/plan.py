@@ -251,7 +251,7 @@ def _check_budget(tokens: NDArray[np.int64], included: list[int], option: str, l
             raise ValueError(
                 f"{option}={limit}{times} is smaller than a sequence: sample {index} has {tokens[index]} tokens, "
                 f"the cap is {budget}. Raise {option} to at least {-(-int(tokens[index]) // parallel)}, or lower "
-                f"data.max_response_tokens."
+                "data.max_response_tokens."
             )
 
 
@@ -270,5 +270,5 @@ def _check_shared_prompts(
             raise ValueError(
                 f"share_prompts=True: sample {index} has a prompt of {prompts[index]} tokens, others of its group "
                 f"{group_ids[index]!r} have {expected}; samples of one group must have the same prompt. "
-                f"Fix group_ids, or use share_prompts=False."
+                "Fix group_ids, or use share_prompts=False."
             )

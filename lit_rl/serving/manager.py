@@ -143,7 +143,7 @@ class LLMServerManager:
             shown = ", ".join(names.get(number, f"version {number}") for number in held)
             raise RuntimeError(
                 f"The replicas hold {shown}, iteration {iteration} needs version {version}: "
-                f"is the WeightSync callback in trainer.callbacks?"
+                "is the WeightSync callback in trainer.callbacks?"
             )
 
     async def begin_weight_update(self) -> None:
@@ -227,9 +227,8 @@ def _check_report(name: str, report: WeightReport, bytes_sent: dict[str, int]) -
     wrong = sorted(n for n in set(bytes_sent) & set(report.bytes_received) if bytes_sent[n] != report.bytes_received[n])
     if missing or extra or wrong or report.unused_names:
         raise WeightUpdateFailed(
-            f"{name} did not receive what was sent: missing {missing[:5]}, unexpected {extra[:5]}, wrong size "
-            f"{wrong[:5]}, "
-            f"unused {report.unused_names[:5]}."
+            f"{name} did not receive what was sent: missing {missing[:5]}, unexpected {extra[:5]}, "
+            f"wrong size {wrong[:5]}, unused {report.unused_names[:5]}."
         )
 
 

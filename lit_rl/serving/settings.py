@@ -20,7 +20,7 @@ class ServingSettings:
         replica: ``vllm``, ``transformers``, or the dotted path of a class that implements
             `lit_rl.serving.replica.Replica`.
         num_replicas: Engines of their own, each holding the whole model; at least 1.
-        dtype: Weights and activations of the engine: ``bfloat16`` or ``float32``.
+        dtype: Weights and activations of the engine: ``bfloat16``, ``float16`` or ``float32``.
         max_model_len: Longest prompt plus response in tokens; ``null`` takes ``max_prompt_tokens +
             max_response_tokens`` of the data.
         max_num_seqs: Most sequences an engine runs at once; the rest wait in its queue.

@@ -85,8 +85,7 @@ class TransformersReplica:
         if room < 1:
             raise ValueError(
                 f"The prompt has {len(prompt_ids)} tokens, but data.serving.max_model_len={self.max_model_len} leaves "
-                "no room for a "
-                f"response. Raise it, or lower data.max_prompt_tokens so that such rows are filtered out."
+                "no room for a response. Raise it, or lower data.max_prompt_tokens so that such rows are filtered out."
             )
         generator = torch.Generator()
         generator.seed() if sampling.seed is None else generator.manual_seed(sampling.seed)

@@ -103,8 +103,7 @@ class VLLMReplica:
         if room < 1:
             raise ValueError(
                 f"The prompt has {len(prompt_ids)} tokens, but data.serving.max_model_len={self.max_model_len} leaves "
-                "no room for a "
-                f"response. Raise it, or lower data.max_prompt_tokens so that such rows are filtered out."
+                "no room for a response. Raise it, or lower data.max_prompt_tokens so that such rows are filtered out."
             )
         engine_sampling = EngineSampling(
             temperature=sampling.temperature,

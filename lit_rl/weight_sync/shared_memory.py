@@ -52,9 +52,9 @@ class SharedMemoryBuckets:
         free = shutil.disk_usage(self.folder).free
         if free < num_bytes + (16 << 20):
             raise OSError(
-                f"Weight sync: a bucket of {num_bytes / 1e6:.0f} MB does not fit into {self.folder} ({free / 1e6:.0f} "
-                "MB free). "
-                f"Lower data.serving.weight_bucket_mib, or give the machine more shared memory."
+                f"Weight sync: a bucket of {num_bytes / 1e6:.0f} MB does not fit into {self.folder} "
+                f"({free / 1e6:.0f} MB free). "
+                "Lower data.serving.weight_bucket_mib, or give the machine more shared memory."
             )
         if self._own_folder is None:
             # Created with mode 0700, so nothing in it is open to others even before it has its final mode.

@@ -12,6 +12,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 
@@ -71,9 +72,24 @@ class SharedMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
+        _process_tied_heads(self.model)
 
     def shutdown(self) -> None:
         """Nothing to close."""
+
+
+def _process_tied_heads(model: torch.nn.Module) -> None:
+    """Repack output heads that are tied to the embedding.
+
+    vLLM's CPU build multiplies with a packed copy of the head. The reload repacks only layers that tensors were sent
+    for, and none is sent for a tied head: its weight changes with the embedding's, but the copy would stay the first
+    policy's (0.32).
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
+
+    for layer in model.modules():
+        if isinstance(layer, ParallelLMHead) and isinstance(layer.quant_method, UnquantizedEmbeddingMethod):
+            layer.quant_method.process_weights_after_loading(layer)
 
 
 class WeightReportExtension:

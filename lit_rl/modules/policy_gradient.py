@@ -197,6 +197,16 @@ class PolicyGradientModule(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the policy version of the weights that are loaded."""
+        if "state_dict" in checkpoint:  # sharded strategies read the weights on their own
+            # Lightning would leave out silently what is missing: loading is not strict.
+            trained = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
+            missing = [name for name in trained if name not in checkpoint["state_dict"]]
+            if missing or "lit_rl_policy_version" not in checkpoint:
+                raise ValueError(
+                    f"The checkpoint lacks {len(missing)} of the {len(trained)} weights of model_name="
+                    f"{self.model_name} {missing[:3]}: it is of another model or of another program. Give ckpt_path a "
+                    "checkpoint of this model."
+                )
         self.policy_version = int(checkpoint["lit_rl_policy_version"])
 
     def on_train_start(self) -> None:

@@ -76,3 +76,17 @@ def test_a_second_fit_of_the_same_module_starts_at_version_0(
     for _ in range(2):
         fit(module, [make_experience(make_trajectories(seed=seed)) for seed in range(2)])
         assert module.policy_version == 2
+
+
+def test_a_checkpoint_of_another_model_is_refused(tiny_model_folder):
+    module = GRPO(tiny_model_folder)
+    module.configure_model()
+    weights = dict(module.state_dict())
+    module.on_load_checkpoint({"state_dict": weights, "lit_rl_policy_version": 3})
+    assert module.policy_version == 3
+
+    others = {name.replace("layers.1.", "layers.9."): tensor for name, tensor in weights.items()}
+    for checkpoint in ({"state_dict": others, "lit_rl_policy_version": 4}, {"state_dict": weights}):
+        with pytest.raises(ValueError, match=r"The checkpoint lacks .* weights of model_name=.*ckpt_path"):
+            module.on_load_checkpoint(checkpoint)
+    assert module.policy_version == 3

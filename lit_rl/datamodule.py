@@ -49,6 +49,8 @@ class RolloutDataModule(L.LightningDataModule):
         max_tokens_per_micro_batch: int = 4096,
         micro_batch_size: int | None = None,
         share_prompts: bool = True,
+        greedy_baseline: bool = False,
+        dynamic_sampling_rounds: int = 0,
         max_prompt_tokens: int = 512,
         max_response_tokens: int = 512,
         sampling: SamplingParams | None = None,
@@ -79,6 +81,10 @@ class RolloutDataModule(L.LightningDataModule):
             max_tokens_per_micro_batch: Most tokens of one forward and backward pass.
             micro_batch_size: Most trajectories of one; ``null`` leaves it to the token budget.
             share_prompts: Compute the prompt of a group once per micro-batch (needs an attention that takes a mask).
+            greedy_baseline: Also roll out one greedy trajectory per training row, for its reward only: the baseline of
+                ReMax.
+            dynamic_sampling_rounds: How often, per iteration, groups whose rewards are all equal are replaced by groups
+                of fresh rows (DAPO's dynamic sampling); 0 is off. What is missing after that stays missing.
             max_prompt_tokens: Rows with longer prompts are left out and counted.
             max_response_tokens: Most tokens after the prompt.
             sampling: Training sampling; its ``max_tokens`` is ``max_response_tokens``.
@@ -96,7 +102,16 @@ class RolloutDataModule(L.LightningDataModule):
             verbose: Show the logs of Ray and the engines.
         """
         super().__init__()
-        _check_options(prompts_per_iteration, group_size, num_mini_batches, ppo_epochs, backend, max_staleness)
+        _check_at_least(1, prompts_per_iteration=prompts_per_iteration, group_size=group_size)
+        _check_at_least(1, num_mini_batches=num_mini_batches, ppo_epochs=ppo_epochs)
+        _check_at_least(0, dynamic_sampling_rounds=dynamic_sampling_rounds)
+        if backend not in ("ray", "inline"):
+            raise ValueError(f"data.backend={backend!r} must be 'ray' or 'inline'.")
+        if max_staleness != 0:
+            raise ValueError(
+                f"data.max_staleness={max_staleness}: only 0 (strictly on-policy) is built; asynchronous collection is "
+                "not there yet."
+            )
         self.model_name = model_name
         self.sources = {"train": train_data, "val": val_data, "test": test_data}
         self.prompts_per_iteration = prompts_per_iteration
@@ -106,6 +121,8 @@ class RolloutDataModule(L.LightningDataModule):
         self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
         self.micro_batch_size = micro_batch_size
         self.share_prompts = share_prompts
+        self.greedy_baseline = greedy_baseline
+        self.dynamic_sampling_rounds = dynamic_sampling_rounds
         self.max_prompt_tokens = max_prompt_tokens
         self.max_response_tokens = max_response_tokens
         self.sampling = _limited(sampling or SamplingParams(), max_response_tokens)
@@ -255,21 +272,26 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _collect(self) -> Experience:
         assert self._collector is not None
-        assert self._cursor is not None
         iteration = self.trainer.current_epoch if self.trainer is not None else 0
         # Before anything is yielded: Lightning never resumes a sized loader after its last item (2.6).
-        numbers = self._cursor.next(self.prompts_per_iteration)
         return self._collector.collect(
             iteration,
-            [self._rows["train"][number] for number in numbers],
+            self._next_rows(self.prompts_per_iteration),
             self.sampling,
+            next_rows=self._next_rows,
             group_size=self.group_size,
+            greedy_baseline=self.greedy_baseline,
+            dynamic_sampling_rounds=self.dynamic_sampling_rounds,
             num_mini_batches=self.num_mini_batches,
             ppo_epochs=self.ppo_epochs,
             max_tokens=self.max_tokens_per_micro_batch,
             micro_batch_size=self.micro_batch_size,
             share_prompts=self.share_prompts,
         )
+
+    def _next_rows(self, num: int) -> list[Prompt]:
+        assert self._cursor is not None
+        return [self._rows["train"][number] for number in self._cursor.next(num)]
 
     # Start and stop.
 
@@ -348,27 +370,7 @@ def _limited(sampling: SamplingParams, max_response_tokens: int) -> SamplingPara
     return replace(sampling, max_tokens=max_response_tokens)
 
 
-def _check_options(
-    prompts_per_iteration: int,
-    group_size: int,
-    num_mini_batches: int,
-    ppo_epochs: int,
-    backend: str,
-    max_staleness: int,
-) -> None:
-    counts = {
-        "prompts_per_iteration": prompts_per_iteration,
-        "group_size": group_size,
-        "num_mini_batches": num_mini_batches,
-        "ppo_epochs": ppo_epochs,
-    }
-    for name, value in counts.items():
-        if value < 1:
-            raise ValueError(f"data.{name}={value} must be at least 1.")
-    if backend not in ("ray", "inline"):
-        raise ValueError(f"data.backend={backend!r} must be 'ray' or 'inline'.")
-    if max_staleness != 0:
-        raise ValueError(
-            f"data.max_staleness={max_staleness}: only 0 (strictly on-policy) is built; asynchronous collection is not "
-            "there yet."
-        )
+def _check_at_least(limit: int, **options: int) -> None:
+    for name, value in options.items():
+        if value < limit:
+            raise ValueError(f"data.{name}={value} must be at least {limit}.")

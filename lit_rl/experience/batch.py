@@ -35,6 +35,8 @@ class Experience:
         rewards: ``[N]`` float32, all ranks.
         group_ids: ``[N]`` int64, all ranks; equal for trajectories of one prompt.
         loss_tokens: ``[N]`` int64 tokens the policy sampled, all ranks.
+        greedy_rewards: ``[N]`` float32, all ranks: reward of the greedy trajectory of the same prompt, NaN where it
+            failed; ``None`` where no greedy trajectories were rolled out.
         metrics: Numbers of the rollout, ready to log.
         columns: Per-token values by name, one ``[T_i]`` float32 tensor per own trajectory; scoring fills them.
         advantages: ``[N]`` (one number per trajectory) or ``[B, T]`` (per token of the own ones); ``None`` before
@@ -53,6 +55,7 @@ class Experience:
         rewards: Tensor,
         group_ids: Tensor,
         loss_tokens: Tensor,
+        greedy_rewards: Tensor | None = None,
         share_prompts: bool = True,
         metrics: dict[str, float] | None = None,
         phase: PhaseProgress | None = None,
@@ -65,6 +68,7 @@ class Experience:
         self.rewards = rewards
         self.group_ids = group_ids
         self.loss_tokens = loss_tokens
+        self.greedy_rewards = greedy_rewards
         self.share_prompts = share_prompts
         self.metrics = dict(metrics or {})
         self.phase = phase or PhaseProgress()
@@ -136,13 +140,9 @@ class MicroBatch:
         self.device = device
         self.temperature = experience.temperature
         self.loss_mask = experience.loss_mask(self.positions).to(device)
-        self.rollout_logprobs = self._column("rollout_logprobs")
-        self.old_logprobs: Tensor | None = (
-            self._column("old_logprobs") if "old_logprobs" in experience.columns else None
-        )
-        self.ref_logprobs: Tensor | None = (
-            self._column("ref_logprobs") if "ref_logprobs" in experience.columns else None
-        )
+        self.rollout_logprobs = self.column("rollout_logprobs")
+        self.old_logprobs: Tensor | None = self.column("old_logprobs") if "old_logprobs" in experience.columns else None
+        self.ref_logprobs: Tensor | None = self.column("ref_logprobs") if "ref_logprobs" in experience.columns else None
         trajectories = [experience.trajectories[position] for position in self.positions]
         self.packed: PackedSequences = pack(
             [t.prompt_ids for t in trajectories],
@@ -157,7 +157,8 @@ class MicroBatch:
         """``[B, T]`` float32; known once the experience is scored."""
         return self.experience.advantages_of(self.positions, self.loss_mask.shape[1]).to(self.device)
 
-    def _column(self, name: str) -> Tensor:
+    def column(self, name: str) -> Tensor:
+        """``[B, T]`` float32 column of the experience, such as one that an algorithm scored."""
         return self.experience.padded(name, self.positions).to(self.device)
 
 

@@ -1,14 +1,17 @@
 """Roll out one iteration: rows from the cursor, trajectories from the agent loops, experience for the loader.
 
 Position in the flow: cursor -> **collector** -> agent-loop manager -> **collector** -> loader. It gates on the policy
-version, derives every trajectory's seed, and leaves failed trajectories out. It computes nothing that needs a network.
+version, derives every trajectory's seed, replaces groups that teach nothing, and leaves failed trajectories out. It
+computes nothing that needs a network.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,6 +19,7 @@ import torch
 from lit_rl.agents import AgentLoopManager, TrajectoryRequest
 from lit_rl.cluster import Runtime
 from lit_rl.experience.batch import Experience
+from lit_rl.experience.dynamic_sampling import sample_until_spread
 from lit_rl.experience.plan import plan_iteration
 from lit_rl.experience.progress import PhaseProgress
 from lit_rl.metrics.rollout import rollout_metrics
@@ -66,29 +70,47 @@ class Collector:
         max_tokens: int,
         micro_batch_size: int | None,
         share_prompts: bool,
+        greedy_baseline: bool = False,
+        dynamic_sampling_rounds: int = 0,
+        next_rows: Callable[[int], Sequence[Prompt]] = lambda num: (),
     ) -> Experience:
         """Roll out ``group_size`` trajectories of each row and plan how they are learnt from.
+
+        Args:
+            iteration: From 0.
+            rows: To begin with.
+            sampling: Of the trajectories that are learnt from.
+            group_size: Trajectories per row.
+            num_mini_batches: Optimizer steps per pass.
+            ppo_epochs: Passes over the experience.
+            max_tokens: Token budget of a micro-batch.
+            micro_batch_size: Most trajectories of one.
+            share_prompts: Compute the prompt of a group once per micro-batch.
+            greedy_baseline: Also roll out one greedy trajectory per row, for its reward only.
+            dynamic_sampling_rounds: How often groups of equal rewards are replaced by groups of fresh rows.
+            next_rows: Takes so many fresh rows from the cursor.
 
         Raises:
             RuntimeError: If the replicas do not hold the weights of this iteration.
         """
         self.servers.require_version(iteration, iteration)
-        requests = [
-            TrajectoryRequest(
-                prompt=row,
-                group_id=f"{iteration}:{number}:{row.row_id}",
-                sample_index=sample,
-                # The position within the iteration counts too: a small dataset may hold a row twice in one iteration.
-                seed=derive_seed(self.seed, "train", iteration, number, row.row_id, sample),
-            )
-            for number, row in enumerate(rows)
-            for sample in range(group_size)
-        ]
+        greedy_rewards: dict[str, float] = {}
+
+        def roll_out(fresh: Sequence[Prompt], first_number: int) -> list[Trajectory]:
+            requests = self._requests(iteration, fresh, first_number, range(group_size))
+            if not greedy_baseline:
+                return self._generate("rollout", requests, sampling)
+            # It comes after the samples of its group, so that its index and seed are its own.
+            greedy_requests = self._requests(iteration, fresh, first_number, range(group_size, group_size + 1))
+            sampled, greedy = self._generate_both(requests, sampling, greedy_requests, _greedy(sampling))
+            greedy_rewards.update({t.group_id: _reward_or_nan(t) for t in greedy})
+            return sampled
+
         started = time.perf_counter()
-        trajectories = self._generate("rollout", requests, sampling)
+        sampled = sample_until_spread(rows, roll_out, next_rows, dynamic_sampling_rounds)
         seconds = time.perf_counter() - started
-        self.last_trajectories = trajectories
-        usable = [trajectory for trajectory in trajectories if not trajectory.has_failed]
+        self.last_trajectories = sampled.everything
+        usable = [trajectory for trajectory in sampled.kept if not trajectory.has_failed]
         group_numbers = _group_numbers(usable)
         plan = plan_iteration(
             [trajectory.length for trajectory in usable],
@@ -113,10 +135,31 @@ class Collector:
             rewards=torch.tensor([trajectory.reward for trajectory in usable], dtype=torch.float32),
             group_ids=torch.tensor(group_numbers, dtype=torch.int64),
             loss_tokens=torch.tensor([trajectory.num_loss_tokens for trajectory in usable], dtype=torch.int64),
+            greedy_rewards=(
+                torch.tensor([greedy_rewards[trajectory.group_id] for trajectory in usable], dtype=torch.float32)
+                if greedy_baseline
+                else None
+            ),
             share_prompts=share_prompts,
-            metrics={**rollout_metrics(trajectories, seconds), **plan.metrics},
+            # Of everything that was sampled: groups left out would hide what the policy can do.
+            metrics={**rollout_metrics(sampled.everything, seconds), **sampled.metrics, **plan.metrics},
             phase=self.phase,
         )
+
+    def _requests(
+        self, iteration: int, rows: Sequence[Prompt], first_number: int, samples: range
+    ) -> list[TrajectoryRequest]:
+        return [
+            TrajectoryRequest(
+                prompt=row,
+                group_id=f"{iteration}:{number}:{row.row_id}",
+                sample_index=sample,
+                # The position within the iteration counts too: a small dataset may hold a row twice in one iteration.
+                seed=derive_seed(self.seed, "train", iteration, number, row.row_id, sample),
+            )
+            for number, row in enumerate(rows, start=first_number)
+            for sample in samples
+        ]
 
     def evaluate(self, rows: Sequence[Prompt], sampling: SamplingParams, *, samples_per_row: int) -> list[Trajectory]:
         """Roll out every row ``samples_per_row`` times with seeds that are the same in every validation."""
@@ -134,12 +177,8 @@ class Collector:
 
     def _generate(self, phase: str, requests: list[TrajectoryRequest], sampling: SamplingParams) -> list[Trajectory]:
         self.phase.start(phase, total=len(requests))
-
-        def count(trajectory: Trajectory) -> None:
-            self.phase.advance(1, len(trajectory.response_ids))
-
         trajectories: list[Trajectory] = self.runtime.loop.run(
-            self.agents.generate(requests, replace(sampling), on_finished=count),
+            self.agents.generate(requests, replace(sampling), on_finished=self._count),
             timeout_s=self.timeout_s,
             what=f"{phase} of {len(requests)} trajectories",
         )
@@ -147,10 +186,44 @@ class Collector:
             trajectory.check()
         return trajectories
 
+    def _generate_both(
+        self,
+        requests: list[TrajectoryRequest],
+        sampling: SamplingParams,
+        greedy_requests: list[TrajectoryRequest],
+        greedy: SamplingParams,
+    ) -> tuple[list[Trajectory], list[Trajectory]]:
+        """Roll out sampled and greedy trajectories at the same time: the engine batches them together."""
+        self.phase.start("rollout", total=len(requests) + len(greedy_requests))
+
+        async def both() -> tuple[list[Trajectory], list[Trajectory]]:
+            return await asyncio.gather(
+                self.agents.generate(requests, replace(sampling), on_finished=self._count),
+                self.agents.generate(greedy_requests, greedy, on_finished=self._count),
+            )
+
+        what = f"rollout of {len(requests)} sampled and {len(greedy_requests)} greedy trajectories"
+        one, other = self.runtime.loop.run(both(), timeout_s=self.timeout_s, what=what)
+        for trajectory in [*one, *other]:
+            trajectory.check()
+        return one, other
+
+    def _count(self, trajectory: Trajectory) -> None:
+        self.phase.advance(1, len(trajectory.response_ids))
+
 
 def derive_seed(*parts: object) -> int:
     """A seed in [0, 2**31) from a run's seed and whatever names the use; the same on every machine."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big") >> 1
+
+
+def _greedy(sampling: SamplingParams) -> SamplingParams:
+    """The same limits, without chance."""
+    return replace(sampling, temperature=0.0, top_p=1.0, top_k=-1)
+
+
+def _reward_or_nan(trajectory: Trajectory) -> float:
+    return math.nan if trajectory.has_failed or trajectory.reward is None else trajectory.reward
 
 
 def _group_numbers(trajectories: Sequence[Trajectory]) -> list[int]:

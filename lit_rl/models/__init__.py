@@ -1,4 +1,4 @@
-"""The networks: loading, the packed actor and reference, chunked log-probs, and the bfloat16 working copy."""
+"""The networks: loading, the packed actor, critic and reference, chunked log-probs, and the bfloat16 working copy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 _HOMES = {
     "Actor": "actor",
     "TokenScores": "actor",
+    "Critic": "critic",
     "load_causal_lm": "loading",
     "load_tokenizer": "loading",
     "resolve_model": "loading",

@@ -1,20 +1,52 @@
 """The algorithms: one LightningModule each, over the base that runs the update."""
 
-from __future__ import annotations
+from lit_rl.modules.cispo import CISPO
+from lit_rl.modules.clip_cov import ClipCov
+from lit_rl.modules.clipped_policy import ClippedPolicyModule
+from lit_rl.modules.dapo import DAPO
+from lit_rl.modules.decoupled_ppo import DecoupledPPO
+from lit_rl.modules.dppo import DPPO
+from lit_rl.modules.dr_grpo import DrGRPO
+from lit_rl.modules.gmpo import GMPO
+from lit_rl.modules.gpg import GPG
+from lit_rl.modules.group_relative import GroupRelativeModule
+from lit_rl.modules.grpo import GRPO
+from lit_rl.modules.gspo import GSPO
+from lit_rl.modules.kl_cov import KLCov
+from lit_rl.modules.max_rl import MaxRL
+from lit_rl.modules.opo import OPO
+from lit_rl.modules.pass_at_k import PassAtK
+from lit_rl.modules.policy_gradient import PolicyGradientModule
+from lit_rl.modules.ppo import PPO
+from lit_rl.modules.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePlusPlusBaseline
+from lit_rl.modules.remax import ReMax
+from lit_rl.modules.rloo import RLOO
+from lit_rl.modules.sapo import SAPO
+from lit_rl.modules.token_rewards import TokenRewardModule
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from lit_rl.modules.grpo import GRPO
-    from lit_rl.modules.policy_gradient import PolicyGradientModule
-
-_LAZY = {"GRPO": "lit_rl.modules.grpo", "PolicyGradientModule": "lit_rl.modules.policy_gradient"}
-
-__all__ = ["GRPO", "PolicyGradientModule"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'lit_rl.modules' has no attribute {name!r}")
+__all__ = [
+    "CISPO",
+    "ClipCov",
+    "ClippedPolicyModule",
+    "DAPO",
+    "DPPO",
+    "DecoupledPPO",
+    "DrGRPO",
+    "GMPO",
+    "GPG",
+    "GRPO",
+    "GSPO",
+    "GroupRelativeModule",
+    "KLCov",
+    "MaxRL",
+    "OPO",
+    "PPO",
+    "PassAtK",
+    "PolicyGradientModule",
+    "RLOO",
+    "ReMax",
+    "ReinforcePlusPlus",
+    "ReinforcePlusPlusBaseline",
+    "SAPO",
+    "TokenRewardModule",
+]

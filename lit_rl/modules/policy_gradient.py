@@ -1,8 +1,9 @@
-"""The base of all policy-gradient algorithms: scoring, the update, and the learning-rate schedule, once.
+"""The base of all policy-gradient algorithms: scoring and the update, once.
 
 Position in the flow: loader -> on_train_batch_start (scoring) -> **training_step** (one optimizer step) -> weight sync.
 Subclasses override `compute_advantages` and `policy_loss` and never see packing, micro-batches or ranks. How weights
-reach the replicas is the WeightSync callback's business; how experience is made is the DataModule's.
+reach the replicas is the WeightSync callback's business; how experience is made is the DataModule's; networks,
+optimizer, checkpoints and evaluation are in `PolicyModule`.
 """
 
 from __future__ import annotations
@@ -13,100 +14,75 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-import lightning as L
 import torch
 from torch import Tensor
 
+from lit_rl.algorithms.advantages import zero_spread_share
 from lit_rl.algorithms.aggregate import aggregate_loss, masked_mean
-from lit_rl.algorithms.importance import mismatch_metrics, truncated_importance_weights
+from lit_rl.algorithms.importance import PRESETS, mismatch_metrics
 from lit_rl.algorithms.kl import kl_penalty
 from lit_rl.experience.batch import Experience, MicroBatch, MiniBatch
-from lit_rl.experience.evaluation import EvaluationBatch
-from lit_rl.metrics.evaluation import evaluation_metrics
 from lit_rl.metrics.policy import PolicyMetrics
-from lit_rl.models import Actor, Reference, load_causal_lm
-from lit_rl.modules.option_ranges import check_update_options
-from lit_rl.types import Trajectory
+from lit_rl.modules.optimizer_step import GuardedStep
+from lit_rl.modules.option_ranges import check_choice, check_number, check_update_options
+from lit_rl.modules.policy_module import PolicyModule
+from lit_rl.modules.rollout_corrector import RolloutCorrector
 
 log = logging.getLogger(__name__)
 
 
-class PolicyGradientModule(L.LightningModule):
-    """Owns actor and reference and updates the actor on experience."""
+class PolicyGradientModule(PolicyModule):
+    """Updates the actor on experience."""
 
     def __init__(
         self,
         model_name: str,
-        actor_lr: float = 1e-6,
-        weight_decay: float = 0.0,
-        betas: tuple[float, float] = (0.9, 0.999),
-        adam_eps: float = 1e-8,
         max_grad_norm: float = 1.0,
-        lr_warmup_iterations: int = 0,
         loss_agg_mode: str = "token-mean",
         loss_scale: float | None = None,
         entropy_coef: float = 0.0,
         kl_loss_coef: float = 0.0,
         kl_loss_type: str = "k3",
-        importance_cap: float | None = None,
-        importance_level: str = "token",
+        rollout_correction: str = "off",
+        rollout_correction_cap: float = 2.0,
         logprob_gap_warning: float = 0.1,
         max_skipped_steps: int = 10,
-        gradient_checkpointing: bool = False,
+        **kwargs: Any,
     ) -> None:
-        """Keep the options; the network is loaded in `configure_model`.
+        """Keep the options.
 
         Args:
             model_name: Policy network: a bundled name, a hub id, or a folder.
-            actor_lr: Learning rate of the actor's AdamW, above 0.
-            weight_decay: AdamW's decoupled weight decay, at least 0.
-            betas: AdamW's averaging coefficients, each in [0, 1).
-            adam_eps: Added to the root of AdamW's second moment, above 0.
             max_grad_norm: Largest norm of the actor's gradient; larger ones are scaled down to it.
-            lr_warmup_iterations: Iterations over which the learning rate rises linearly to ``actor_lr``; constant
-                after.
             loss_agg_mode: How token losses become one number; see `lit_rl.algorithms.aggregate.aggregate_loss`.
             loss_scale: Constant length in tokens that mode ``seq-mean-token-sum-norm`` divides by.
             entropy_coef: Weight of the entropy bonus; 0 is off.
             kl_loss_coef: Weight of the KL term against the reference; 0 is off and loads no reference.
             kl_loss_type: Estimator of that term: ``k1``, ``k2``, ``k3``, ``abs``, or one with ``+`` (gradient of k2).
-            importance_cap: Truncate the ratio of the trainer's to the engine's probability at this value and weigh the
-                loss with it (truncated importance sampling); ``null`` is off.
-            importance_level: ``token`` or ``sequence`` ratios.
+            rollout_correction: How a gap between the trainer's and the engine's log-probs is corrected: ``off``,
+                ``token-tis``, ``seq-tis``, ``icepop``, ``geo-rejection``, ``bypass`` or another key of
+                `lit_rl.algorithms.importance.PRESETS`. Rejected tokens still count in the loss's denominator.
+            rollout_correction_cap: Largest importance weight of presets that truncate it (``tis``), above 0.
             logprob_gap_warning: Warn when trainer and engine differ by more than this on average, in nats per token.
             max_skipped_steps: Stop the run after this many optimizer steps in a row with a loss or gradient that is not
                 finite.
-            gradient_checkpointing: Recompute activations in the backward pass instead of keeping them.
+            kwargs: Options of `PolicyModule`.
         """
-        super().__init__()
-        self.automatic_optimization = False
-        # Frozen and auxiliary state is not in checkpoints.
-        self.strict_loading = False
-        self.model_name = model_name
-        self.actor_lr = actor_lr
-        self.weight_decay = weight_decay
-        self.betas = betas
-        self.adam_eps = adam_eps
-        self.max_grad_norm = max_grad_norm
-        self.lr_warmup_iterations = lr_warmup_iterations
+        super().__init__(model_name, **kwargs)
         self.loss_agg_mode = loss_agg_mode
         self.loss_scale = loss_scale
         self.entropy_coef = entropy_coef
         self.kl_loss_coef = kl_loss_coef
         self.kl_loss_type = kl_loss_type
-        self.importance_cap = importance_cap
-        self.importance_level = importance_level
         self.logprob_gap_warning = logprob_gap_warning
-        self.max_skipped_steps = max_skipped_steps
-        self.gradient_checkpointing = gradient_checkpointing
-        check_update_options(self)
-
-        self.actor: Actor | None = None
+        check_update_options(self, max_grad_norm=max_grad_norm, max_skipped_steps=max_skipped_steps)
+        check_choice("rollout_correction", rollout_correction, PRESETS)
+        check_number("rollout_correction_cap", rollout_correction_cap, above=0)
         self.metrics = PolicyMetrics()
-        self.policy_version = 0
-        self.steps_since_sync = 0
-        self._skipped_in_a_row = 0
-        self.reference: Reference | None = None
+        self.max_grad_norms = {"actor": max_grad_norm}
+        self._guarded_step = GuardedStep(self.max_grad_norms, max_skipped_steps)
+        self._corrector = RolloutCorrector(rollout_correction, rollout_correction_cap, self.metrics)
+        self._losses: dict[str, Tensor] = {}
 
     # What an algorithm is made of.
 
@@ -123,40 +99,40 @@ class PolicyGradientModule(L.LightningModule):
             batch: Masks, advantages, and the old, engine's and reference's log-probs.
         """
 
+    # What an algorithm may change.
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a frozen copy of the first policy is loaded and scores the experience."""
+        return self.kl_loss_coef != 0
+
+    @property
+    def weighs_every_token(self) -> bool:
+        """Whether tokens of advantage 0 have a loss, too; if not, the update leaves out trajectories without weight."""
+        return self.kl_loss_coef != 0 or self.entropy_coef != 0
+
+    @property
+    def updates_actor(self) -> bool:
+        """Whether this iteration's steps move the actor."""
+        return True
+
+    def needs_old_logprobs(self, experience: Experience) -> bool:
+        """Whether a pass scores them before the update; with one update per iteration they are the current ones."""
+        if self._corrector.bypass:
+            return False
+        return self._corrector.normalize or sum(len(one_pass) for one_pass in experience.plan.mini_batches) > 1
+
+    def score_more(self, experience: Experience) -> None:
+        """Score further columns, with `score_column`, before the advantages are computed."""
+
     # Lightning's hooks.
 
     def setup(self, stage: str) -> None:
-        """Count versions from the trainer's iteration: a second fit starts anew. A checkpoint is loaded after this."""
+        """Start anew: a fit that ended in the middle of an iteration has left something."""
+        super().setup(stage)
         if stage == "fit":
-            self.policy_version = self.trainer.current_epoch
-            # What a fit that ended in the middle of an iteration has left.
-            self.metrics = PolicyMetrics()
-            self._skipped_in_a_row = 0
-
-    def configure_model(self) -> None:
-        """Load the networks; called again on later fits, when there is nothing to do."""
-        if self.actor is not None:
-            return
-        self.actor = Actor(load_causal_lm(self.model_name), gradient_checkpointing=self.gradient_checkpointing)
-        computes_in_bf16 = self._uses_bf16_working_copy()
-        if computes_in_bf16:
-            self.actor.enable_bf16_working_copy()
-        if self.kl_loss_coef != 0:
-            reference = Reference(load_causal_lm(self.model_name), dtype=torch.bfloat16 if computes_in_bf16 else None)
-            # A plain holder: absent from checkpoints, from the optimizer and from the strategy's wrapping.
-            self.reference = reference
-
-    def configure_optimizers(self) -> Any:
-        """One AdamW with the parameter group ``actor``; the schedule is a function of the iteration, without state."""
-        assert self.actor is not None
-        parameters = [parameter for parameter in self.actor.parameters() if parameter.requires_grad]
-        group = {"params": parameters, "lr": self.actor_lr, "weight_decay": self.weight_decay, "name": "actor"}
-        group["base_lr"] = self.actor_lr
-        return torch.optim.AdamW([group], lr=self.actor_lr, betas=self.betas, eps=self.adam_eps, fused=True)
-
-    def learning_rate_factor(self, iteration: int) -> float:
-        """Share of the learning rate in an iteration (from 0): linear warm-up, then 1."""
-        return min(1.0, (iteration + 1) / (self.lr_warmup_iterations + 1))
+            self.metrics.compute()
+            self._guarded_step.num_skipped_in_a_row = 0
 
     def on_train_batch_start(self, batch: MiniBatch, batch_idx: int) -> None:
         """Score the experience before the first update that uses it."""
@@ -179,117 +155,60 @@ class PolicyGradientModule(L.LightningModule):
         if batch.is_last:
             self._finish_iteration(batch.experience)
 
-    def validation_step(self, batch: EvaluationBatch, batch_idx: int) -> None:
-        """Measure one data source."""
-        self._log_evaluation(batch)
-
-    def test_step(self, batch: EvaluationBatch, batch_idx: int) -> None:
-        """Measure one data source."""
-        self._log_evaluation(batch)
-
-    def predict_step(self, batch: EvaluationBatch, batch_idx: int) -> list[Trajectory]:
-        """Return the trajectories as they are."""
-        return batch.trajectories
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the policy version beside the weights."""
-        checkpoint["lit_rl_policy_version"] = self.policy_version
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the policy version of the weights that are loaded."""
-        if "state_dict" in checkpoint:  # sharded strategies read the weights on their own
-            # Lightning would leave out silently what is missing: loading is not strict.
-            trained = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
-            missing = [name for name in trained if name not in checkpoint["state_dict"]]
-            if missing or "lit_rl_policy_version" not in checkpoint:
-                raise ValueError(
-                    f"The checkpoint lacks {len(missing)} of the {len(trained)} weights of model_name="
-                    f"{self.model_name} {missing[:3]}: it is of another model or of another program. Give ckpt_path a "
-                    "checkpoint of this model."
-                )
-        self.policy_version = int(checkpoint["lit_rl_policy_version"])
-
-    def on_train_start(self) -> None:
-        """The configuration wins over what a checkpoint brought."""
-        for group in self.optimizers().param_groups:  # type: ignore[union-attr]
-            restored, wanted = (group["base_lr"], group["weight_decay"]), (self.actor_lr, self.weight_decay)
-            if restored != wanted:
-                log.warning(
-                    "The checkpoint's learning rate and weight decay %s differ from the configuration's %s, "
-                    "which are used.",
-                    restored,
-                    wanted,
-                )
-                group["base_lr"], group["weight_decay"] = wanted
-
-    def on_train_epoch_start(self) -> None:
-        """Set the iteration's learning rate."""
-        self._iteration_started = time.perf_counter()
-        for group in self.optimizers().param_groups:  # type: ignore[union-attr]
-            group["lr"] = group["base_lr"] * self.learning_rate_factor(self.current_epoch)
-
-    def on_train_batch_end(self, outputs: Any, batch: MiniBatch, batch_idx: int) -> None:
-        """Time the iteration; callbacks, the weight sync among them, have had this hook before."""
-        if batch.is_last:
-            seconds = {"timing_s/step": time.perf_counter() - self._iteration_started}
-            self.log_dict(seconds, on_step=False, on_epoch=True, batch_size=1)
-
     # The steps of an iteration.
 
     def score(self, experience: Experience) -> None:
-        """Compute what the updates need of the policy as it is now: old and reference log-probs, then advantages.
-
-        With one update per iteration the old log-probs are the current ones, so no pass is run for them.
-        """
+        """Compute what the updates need of the networks as they are now: log-probs, then advantages."""
         experience.phase.start("scoring")
-        passes = experience.plan.mini_batches
-        if sum(len(one_pass) for one_pass in passes) > 1:
-            started = time.perf_counter()
-            self._score_with("old_logprobs", experience, self._current_logprobs)
-            self.metrics.mean("timing_s/old_log_prob", time.perf_counter() - started)
+        if self.needs_old_logprobs(experience):
+            self.score_column("old_logprobs", experience, self._current_logprobs, timer="old_log_prob")
+            self._corrector.measure(experience, self.sum_over_ranks)
         if self.reference is not None:
-            started = time.perf_counter()
-            self._score_with("ref_logprobs", experience, self._reference_logprobs)
-            self.metrics.mean("timing_s/ref", time.perf_counter() - started)
+            self.score_column("ref_logprobs", experience, self._reference_logprobs, timer="ref")
+        self.score_more(experience)
         started = time.perf_counter()
         advantages = self.compute_advantages(experience)
         experience.advantages = advantages.detach().float()
         experience.is_scored = True
         self.metrics.mean("timing_s/adv", time.perf_counter() - started)
-        if len(experience.advantages):
+        share = zero_spread_share(experience.rewards, experience.group_ids)
+        self.metrics.mean("critic/zero_spread_group_share", share)
+        if experience.advantages.numel():
             self.metrics.mean("critic/advantages/mean", experience.advantages.mean())
             self.metrics.maximum("critic/advantages/max", experience.advantages.max())
 
-    @torch.no_grad()
-    def _score_with(self, name: str, experience: Experience, logprobs: Callable[[MicroBatch], Tensor]) -> None:
-        """Fill a column with the first pass's micro-batches: equal rows give equal numbers, and a first ratio of 1."""
+    def score_column(
+        self, name: str, experience: Experience, compute: Callable[[MicroBatch], Tensor], *, timer: str
+    ) -> None:
+        """Fill a column of the experience, without gradient, from ``[B, T]`` values per micro-batch.
+
+        The micro-batches are those of the first pass: equal rows give equal numbers, and a first ratio of 1.
+        """
+        started = time.perf_counter()
         # Hooks outside training_step have no precision context of their own (Lightning 2.6).
-        with self.trainer.precision_plugin.train_step_context():
+        with torch.no_grad(), self.trainer.precision_plugin.train_step_context():
             for index in range(len(experience.plan.mini_batches[0])):
                 mini_batch = MiniBatch(experience, 0, index, self.global_rank).to(self.device)
                 for micro_batch, _ in mini_batch.micro_batches():
-                    experience.store(name, micro_batch.positions, logprobs(micro_batch))
+                    experience.store(name, micro_batch.positions, compute(micro_batch))
+        self.metrics.mean(f"timing_s/{timer}", time.perf_counter() - started)
+
+    def sum_over_ranks(self, values: Tensor) -> Tensor:
+        """Sum of a small tensor over all ranks, on the CPU."""
+        return self.trainer.strategy.reduce(values.to(self.device), reduce_op="sum").cpu()  # type: ignore[union-attr]
 
     def _current_logprobs(self, batch: MicroBatch) -> Tensor:
-        return self._forward(batch, with_entropy=False).logprobs
+        return self.forward_actor(batch, with_entropy=False).logprobs
 
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor:
         assert self.reference is not None
         return self.reference.to(self.device).score(batch.packed, batch.temperature)
 
-    def _forward(self, batch: MicroBatch, *, with_entropy: bool) -> Any:
-        assert self.actor is not None
-        if self.actor.working_copy is not None:
-            # The copy is bfloat16 already: autocast would only look for casts to make.
-            with torch.autocast(self.device.type, enabled=False):
-                return self.actor(batch.packed, batch.temperature, with_entropy)
-        return self.actor(batch.packed, batch.temperature, with_entropy)
-
     def _has_weight(self, batch: MiniBatch) -> bool:
         """Whether the loss can move the weights: AdamW's momentum would move them on a zero gradient too."""
         if batch.plan.num_loss_tokens == 0:
             return False
-        if self.kl_loss_coef != 0 or self.entropy_coef != 0:
+        if self.weighs_every_token:
             return True
         return any(batch.experience.has_weight(index) for indices in batch.indices for index in indices)
 
@@ -297,47 +216,50 @@ class PolicyGradientModule(L.LightningModule):
         """Forward, backward, clip and step."""
         optimizer: Any = self.optimizers()
         optimizer.zero_grad()
-        only_weighted = self.kl_loss_coef == 0 and self.entropy_coef == 0
-        loss = torch.zeros((), device=self.device)
-        for micro_batch, _ in batch.micro_batches(only_weighted=only_weighted):
-            micro_loss = self.micro_batch_loss(micro_batch, batch)
-            self.manual_backward(micro_loss)
-            loss += micro_loss.detach()
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
-        if not bool(torch.isfinite(loss)) or not bool(torch.isfinite(grad_norm)):
-            self._skip_not_finite(loss, grad_norm)
+        self._losses = {"actor/pg_loss": torch.zeros((), device=self.device)}
+        for micro_batch, _ in batch.micro_batches(only_weighted=not self.weighs_every_token):
+            self.manual_backward(self.micro_batch_loss(micro_batch, batch))
+        frozen = () if self.updates_actor else ("actor",)
+        norms = self._guarded_step.step(optimizer, torch.stack(list(self._losses.values())).sum(), frozen)
+        if norms is None:
+            self.metrics.count("actor/skipped_not_finite_steps")
             return
-        self._skipped_in_a_row = 0
-        optimizer.step()
-        self.steps_since_sync += 1
-        self.metrics.mean("actor/pg_loss", loss)
-        self.metrics.mean("actor/grad_norm", grad_norm)
-        self.metrics.maximum("actor/grad_norm_max", grad_norm)
+        self.steps_since_sync += self.updates_actor
+        for name, loss in self._losses.items():
+            self.metrics.mean(name, loss)
+        for name, norm in norms.items():
+            self.metrics.mean(f"{name}/grad_norm", norm)
+            self.metrics.maximum(f"{name}/grad_norm_max", norm)
+
+    def note_loss(self, name: str, loss: Tensor) -> Tensor:
+        """Add a micro-batch's summand to a loss that is logged as a mean over optimizer steps; returns it."""
+        summand = loss.detach()
+        self._losses[name] = self._losses[name] + summand if name in self._losses else summand
+        return loss
 
     def micro_batch_loss(self, batch: MicroBatch, mini_batch: MiniBatch) -> Tensor:
         """Loss summand of a micro-batch: summed over the mini-batch's micro-batches it is the mini-batch's loss."""
-        scores = self._forward(batch, with_entropy=self.entropy_coef != 0)
+        scores = self.forward_actor(batch, with_entropy=self.entropy_coef != 0)
         logprobs, mask = scores.logprobs, batch.loss_mask
-        if batch.old_logprobs is None:
+        if self._corrector.bypass:
+            batch.old_logprobs = batch.rollout_logprobs
+        elif batch.old_logprobs is None:
             batch.old_logprobs = logprobs.detach()
-        token_loss = self.policy_loss(logprobs, batch)
-        if self.importance_cap is not None:
-            token_loss = token_loss * truncated_importance_weights(
-                batch.old_logprobs, batch.rollout_logprobs, mask, level=self.importance_level, cap=self.importance_cap
-            )
-        loss = self._aggregate(token_loss, batch, mini_batch)
+        token_loss = self._corrector.token_loss(logprobs, batch, self.policy_loss)
+        loss = self.note_loss("actor/pg_loss", self.aggregate(token_loss, batch, mini_batch))
         if self.entropy_coef != 0:
-            loss = loss - self.entropy_coef * self._aggregate(scores.entropies, batch, mini_batch)
+            assert scores.entropies is not None
+            loss = loss - self.entropy_coef * self.aggregate(scores.entropies, batch, mini_batch)
         if self.kl_loss_coef != 0:
             assert batch.ref_logprobs is not None
             kl = kl_penalty(logprobs, batch.ref_logprobs, self.kl_loss_type)
-            loss = loss + self.kl_loss_coef * self._aggregate(kl, batch, mini_batch)
+            loss = loss + self.kl_loss_coef * self.aggregate(kl, batch, mini_batch)
             self.metrics.mean("actor/kl_loss", masked_mean(kl.detach(), mask), mask.sum())
         self._record(logprobs.detach(), scores.entropies, batch, mini_batch)
         return loss
 
-    def _aggregate(self, token_values: Tensor, batch: MicroBatch, mini_batch: MiniBatch) -> Tensor:
+    def aggregate(self, token_values: Tensor, batch: MicroBatch, mini_batch: MiniBatch) -> Tensor:
+        """Scalar summand of the mini-batch's loss from ``[B, T]`` values, in the configured mode."""
         return aggregate_loss(
             token_values,
             batch.loss_mask,
@@ -357,46 +279,26 @@ class PolicyGradientModule(L.LightningModule):
         entropy = -logprobs if entropies is None else entropies.detach()
         self.metrics.mean("actor/entropy", masked_mean(entropy, mask), num_tokens)
         self.metrics.mean("actor/ppo_kl", masked_mean(batch.old_logprobs - logprobs, mask), num_tokens)
-        if mini_batch.is_first:
+        if mini_batch.is_first and not self._corrector.bypass:
             deviation = masked_mean(((logprobs - batch.old_logprobs).exp() - 1).abs(), mask)
             self.metrics.mean("actor/first_ratio_deviation", deviation, num_tokens)
         if mini_batch.epoch == 0:
-            gaps = mismatch_metrics(batch.old_logprobs, batch.rollout_logprobs, mask)
+            trainer_logprobs = logprobs if self._corrector.bypass else batch.old_logprobs
+            gaps = mismatch_metrics(trainer_logprobs, batch.rollout_logprobs, mask)
             self.metrics.maximum("rollout_corr/logprob_gap_max", gaps.pop("rollout_corr/logprob_gap_max"))
             for name, value in gaps.items():
                 self.metrics.mean(name, value, num_tokens)
 
-    def _skip_not_finite(self, loss: Tensor, grad_norm: Tensor) -> None:
-        """Count a step that would have destroyed the weights, and stop after too many in a row."""
-        self._skipped_in_a_row += 1
-        self.metrics.count("actor/skipped_not_finite_steps")
-        log.warning("Optimizer step skipped: loss %s, gradient norm %s.", float(loss), float(grad_norm))
-        if self._skipped_in_a_row >= self.max_skipped_steps:
-            raise RuntimeError(
-                f"{self._skipped_in_a_row} optimizer steps in a row had a loss or gradient that is not finite "
-                f"(model.max_skipped_steps={self.max_skipped_steps}). Lower model.actor_lr, or look at the rewards and "
-                "log-probs."
-            )
-
     def _finish_iteration(self, experience: Experience) -> None:
         """Advance the version and log the iteration."""
-        learning_rate = float(self.optimizers().param_groups[0]["lr"])  # type: ignore[union-attr]
+        groups = self.optimizers().param_groups  # type: ignore[union-attr]
         self.policy_version += 1
         update_s = time.perf_counter() - self._update_started
         metrics = experience.metrics | self.metrics.compute()
-        metrics |= {"actor/lr": learning_rate, "timing_s/update_actor": update_s}
+        metrics |= {f"{group['name']}/lr": float(group["lr"]) for group in groups}
+        metrics["timing_s/update_actor"] = update_s
         self._warn(metrics)
         self.log_iteration(metrics)
-
-    def log_iteration(self, metrics: dict[str, float]) -> None:
-        """Log numbers of this iteration; loggers get the iteration as their step."""
-        iteration = float(self.current_epoch)
-        values = {"iteration": iteration, "step": iteration, **metrics}
-        self.log_dict(values, on_step=False, on_epoch=True, batch_size=1)
-
-    def _log_evaluation(self, batch: EvaluationBatch) -> None:
-        values = evaluation_metrics(batch.data_source, batch.trajectories) | {"step": float(self.policy_version)}
-        self.log_dict(values, on_step=False, on_epoch=True, batch_size=1, add_dataloader_idx=False)
 
     def _warn(self, metrics: dict[str, float]) -> None:
         """Say what a person should look at."""
@@ -404,9 +306,8 @@ class PolicyGradientModule(L.LightningModule):
         if gap > self.logprob_gap_warning:
             log.warning(
                 "Iteration %d: the engine's log-probs differ from the trainer's by %.3f nats per token on average "
-                "(warning above "
-                "model.logprob_gap_warning=%s). Sampling and training see different policies; model.importance_cap=2.0 "
-                "corrects it.",
+                "(warning above model.logprob_gap_warning=%s). Sampling and training see different policies; "
+                "model.rollout_correction=token-tis corrects it.",
                 self.current_epoch,
                 gap,
                 self.logprob_gap_warning,
@@ -417,15 +318,3 @@ class PolicyGradientModule(L.LightningModule):
                 self.current_epoch,
                 metrics["actor/first_ratio_deviation"],
             )
-
-    def _uses_bf16_working_copy(self) -> bool:
-        """On one CPU in mixed precision a bfloat16 copy is faster than autocast, which casts weights on every call."""
-        from lightning.pytorch.strategies import SingleDeviceStrategy
-
-        trainer = self._trainer
-        return (
-            trainer is not None
-            and trainer.precision == "bf16-mixed"
-            and isinstance(trainer.strategy, SingleDeviceStrategy)
-            and trainer.strategy.root_device.type == "cpu"
-        )

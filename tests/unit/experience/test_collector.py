@@ -233,3 +233,41 @@ def test_a_rollout_that_takes_too_long_says_so(runtime: Runtime) -> None:
     collector = Collector(runtime=runtime, agents=agents, servers=servers, phase=PhaseProgress(), seed=0, timeout_s=0.1)
     with pytest.raises(TimeoutError, match=r"Timed out after 0.1 s: rollout of 3 trajectories"):
         collect(collector, 0, "a")
+
+
+def test_a_greedy_trajectory_per_row_gives_the_baseline_and_is_not_learnt_from(
+    make_collector: Callable[..., Collector],
+) -> None:
+    def answer(request: TrajectoryRequest) -> dict[str, Any]:
+        is_greedy = request.sample_index == 2
+        if request.prompt.row_id == "b" and is_greedy:
+            return {"error": "no answer", "reward": None}
+        return {"reward": 5.0} if is_greedy else {}
+
+    collector = make_collector(answer)
+    experience = collect(collector, 0, "a", "b", group_size=2, greedy_baseline=True)
+
+    assert len(experience) == 4
+    assert experience.rewards.tolist() == [0.0, 1.0, 0.0, 1.0]
+    assert experience.greedy_rewards is not None
+    assert experience.greedy_rewards[:2].tolist() == [5.0, 5.0]
+    assert experience.greedy_rewards[2:].isnan().all()
+    assert sorted(sampling.temperature for sampling in collector.agents.sampling) == [0.0, 0.7]
+    assert len(set(seeds_of(collector))) == 6
+    assert len(collector.last_trajectories) == 4
+
+
+def test_groups_without_spread_are_replaced_and_metrics_cover_all_that_was_sampled(
+    make_collector: Callable[..., Collector],
+) -> None:
+    fresh = iter(rows("c", "d"))
+    collector = make_collector(lambda request: {"reward": 1.0} if request.prompt.row_id in "ac" else {})
+    experience = collect(
+        collector, 0, "a", "b", group_size=2, dynamic_sampling_rounds=3, next_rows=lambda num: [next(fresh)]
+    )
+
+    assert [trajectory.row_id for trajectory in experience.trajectories] == ["b", "b", "d", "d"]
+    assert [len(requests) for requests in collector.agents.requests] == [4, 2, 2]
+    assert experience.metrics["rollout/num_trajectories"] == 8.0
+    assert experience.metrics["rollout/dynamic_sampling/rounds"] == 2.0
+    assert len(set(seeds_of(collector))) == 8

@@ -26,6 +26,7 @@ def oracle_weights(
     kl_coef: float = 0.0,
     reference: torch.nn.Module | None = None,
     mode: str = "token-mean",
+    loss_scale: float = 1.0,
     max_norm: float = 1.0,
 ) -> dict[str, Tensor]:
     """Train ``model`` (float64) on the mini-batches in order and return its weights."""
@@ -35,10 +36,9 @@ def oracle_weights(
     moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in model.named_parameters()}
     for step, indices in enumerate(mini_batches, start=1):
         model.zero_grad()
-        total = sum(trajectories[i].num_loss_tokens for i in indices)
-        filled = sum(trajectories[i].num_loss_tokens > 0 for i in indices)
+        weights = sequence_weights([trajectories[i] for i in indices], mode, loss_scale)
         loss = torch.zeros((), dtype=torch.float64)
-        for i in indices:
+        for i, weight in zip(indices, weights, strict=True):
             mask = torch.tensor(trajectories[i].loss_mask, dtype=torch.float64)
             new = logprobs(model, trajectories[i], temperature)
             ratio = (new - old[i]).exp()
@@ -47,11 +47,32 @@ def oracle_weights(
             if ref is not None:
                 gap = ref[i] - new
                 token_loss = token_loss + kl_coef * (gap.exp() - gap - 1)
-            summed = (token_loss * mask).sum()
-            loss = loss + (summed / total if mode == "token-mean" else summed / max(mask.sum(), 1) / filled)
+            loss = loss + weight * (token_loss * mask).sum()
         loss.backward()
         adamw(model, moments, step, lr, eps, max_norm)
     return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def sequence_weights(trajectories: Sequence[Trajectory], mode: str, loss_scale: float = 1.0) -> list[float]:
+    """What the summed token losses of each sequence of a mini-batch count for."""
+    lengths = [t.num_loss_tokens for t in trajectories]
+    filled = max(sum(length > 0 for length in lengths), 1)
+    if mode == "token-sum":
+        return [1.0] * len(lengths)
+    if mode == "token-mean":
+        return [1.0 / max(sum(lengths), 1)] * len(lengths)
+    if mode == "seq-mean-token-sum":
+        return [1.0 / filled] * len(lengths)
+    if mode == "seq-mean-token-sum-norm":
+        return [1.0 / filled / loss_scale] * len(lengths)
+    if mode == "seq-mean-token-mean":
+        return [1.0 / filled / max(length, 1) for length in lengths]
+    assert mode == "prompt-mean"
+    of_group = {t.group_id: 0 for t in trajectories}
+    for t, length in zip(trajectories, lengths, strict=True):
+        of_group[t.group_id] += length
+    num_prompts = sum(tokens > 0 for tokens in of_group.values())
+    return [1.0 / num_prompts / max(of_group[t.group_id], 1) for t in trajectories]
 
 
 def logprobs(model: torch.nn.Module, trajectory: Trajectory, temperature: float) -> Tensor:

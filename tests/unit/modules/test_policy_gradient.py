@@ -317,7 +317,7 @@ def test_a_gap_to_the_engine_is_warned_about(tiny_model_folder, make_trajectorie
         fit(GRPO(tiny_model_folder, actor_lr=1e-3, logprob_gap_warning=0.01), [make_experience(make_trajectories())])
 
     assert "engine's log-probs differ from the trainer's" in caplog.text
-    assert "model.importance_cap" in caplog.text
+    assert "model.rollout_correction=token-tis" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -337,8 +337,8 @@ def test_a_gap_to_the_engine_is_warned_about(tiny_model_folder, make_trajectorie
         ({"kl_loss_coef": -0.1}, r"model\.kl_loss_coef=-0\.1 must be at least 0"),
         ({"kl_loss_type": "k4"}, r"model\.kl_loss_type='k4' must be one of k1"),
         ({"entropy_coef": float("nan")}, r"model\.entropy_coef=nan must be finite"),
-        ({"importance_cap": -1.0}, r"model\.importance_cap=-1\.0 must be above 0"),
-        ({"importance_level": "turn"}, r"model\.importance_level='turn' must be one of token"),
+        ({"rollout_correction": "tis"}, r"model\.rollout_correction='tis' must be one of off, token-tis"),
+        ({"rollout_correction_cap": -1.0}, r"model\.rollout_correction_cap=-1\.0 must be above 0"),
         ({"max_skipped_steps": 0}, r"model\.max_skipped_steps=0 must be at least 1"),
     ],
 )

@@ -66,6 +66,25 @@ def test_update_equals_the_float64_oracle(
     assert_same_weights(module, expected, start)
 
 
+@pytest.mark.parametrize("mode", ["token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "prompt-mean"])
+def test_update_in_every_other_mode_equals_the_float64_oracle(
+    tiny_model_folder, make_trajectories, make_experience, fit, mode
+):
+    trajectories = make_trajectories(seed=2)
+    experience = make_experience(trajectories, num_mini_batches=2, max_tokens=60)
+    model = double(tiny_model_folder)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    expected = oracle_weights(
+        model, trajectories, mini_batches_of(experience), lr=LR, eps=EPS, temperature=1.0, clip=(0.2, 0.2), mode=mode,
+        loss_scale=14.0,
+    )  # fmt: skip
+    module = GRPO(tiny_model_folder, actor_lr=LR, adam_eps=EPS, loss_agg_mode=mode, loss_scale=14.0, clip_ratio_c=None)
+
+    fit(module, [experience])
+
+    assert_same_weights(module, expected, start)
+
+
 def test_update_with_a_kl_term_equals_the_float64_oracle(tiny_model_folder, make_trajectories, make_experience, fit):
     trajectories = make_trajectories(seed=4)
     experience = make_experience(trajectories, num_mini_batches=2)

@@ -1,0 +1,66 @@
+"""Every method, with the settings of its file in ``configs/algorithms``, learns a contextual bandit on a CPU.
+
+One seed here; ``python tests/integration/test_learning.py`` prints the table of docs/algorithms.md, three seeds.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from bandit import CHANCE, learn, save_tiny_model
+
+from lit_rl import modules
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs/algorithms").glob("*.yaml"))
+ITERATIONS = 40
+LEVEL = 0.6
+"""Mean reward of the last five iterations that a method must reach; chance earns 0.25, the best policy 1."""
+LEVELS = {"pass_at_k": 0.45}
+"""Pass@k reinforces one answer of a group at most, none where two share the best reward, and learns the mean slowly."""
+
+
+def final_reward(path: Path, model_folder: str, seed: int) -> float:
+    """Train with a configuration file's settings and a learning rate for the toy."""
+    config = yaml.safe_load(path.read_text())
+    name = config["model"]["class_path"].rpartition(".")[2]
+    options: dict[str, Any] = {key: _number(value) for key, value in config["model"].get("init_args", {}).items()}
+    options |= {"actor_lr": 1e-2} | ({"critic_lr": 1e-2} if name == "PPO" else {})
+    data = config.get("data", {}).get("init_args", {})
+    torch.manual_seed(seed)
+    module = getattr(modules, name)(model_folder, **options)
+    rewards = learn(module, ITERATIONS, seed, num_mini_batches=data.get("num_mini_batches", 1))
+    assert rewards[0] == pytest.approx(CHANCE, abs=0.15), "the policy began with knowledge"
+    return sum(rewards[-5:]) / 5
+
+
+def _number(value: Any) -> Any:
+    # PyYAML reads 1e-4 as text, jsonargparse as a number; a method's options here are numbers or words.
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_tiny_model(tmp_path_factory.mktemp("bandit"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_method_learns(path: Path, model_folder: str) -> None:
+    assert final_reward(path, model_folder, seed=0) > LEVELS.get(path.stem, LEVEL)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder = save_tiny_model(Path(tempfile.mkdtemp()))
+    for path in CONFIGS:
+        if len(sys.argv) == 1 or path.stem in sys.argv[1:]:
+            finals = [final_reward(path, folder, seed) for seed in range(3)]
+            print(f"| {path.stem} | {' | '.join(f'{value:.2f}' for value in finals)} |", flush=True)

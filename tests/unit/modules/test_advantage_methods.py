@@ -1,0 +1,131 @@
+"""Modules that differ in their advantages: numbers worked out by hand on two groups, and what they ask of the data."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lit_rl import modules
+from lit_rl.modules import GPG, OPO, RLOO, DrGRPO, MaxRL, PassAtK, ReinforcePlusPlus, ReinforcePlusPlusBaseline, ReMax
+from lit_rl.types import Trajectory
+
+# Rewards of group a: 1, 0, 0.5; of group b: 1, 1. Tokens: 2, 1, 3; 1, 2.
+REWARDS = [1.0, 0.0, 0.5, 1.0, 1.0]
+LENGTHS = [2, 1, 3, 1, 2]
+
+
+@pytest.fixture
+def experience(make_experience):
+    trajectories = [
+        Trajectory(
+            row_id=group, group_id=group, prompt_ids=[5], response_ids=[7] * length, loss_mask=[1] * length,
+            rollout_logprobs=[-1.0] * length, policy_versions=[0] * length, reward=reward,
+        )
+        for group, reward, length in zip("aaabb", REWARDS, LENGTHS, strict=True)
+    ]  # fmt: skip
+    return make_experience(trajectories)
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (RLOO("unused"), [1.0 - 0.25, 0.0 - 0.75, 0.5 - 0.5, 0.0, 0.0]),
+        # The length-weighted mean of group a is (2 * 1 + 1 * 0 + 3 * 0.5) / 6.
+        (OPO("unused"), [1 - 3.5 / 6, -3.5 / 6, 0.5 - 3.5 / 6, 0.0, 0.0]),
+        (MaxRL("unused"), [1.0, -1.0, 0.0, 0.0, 0.0]),
+        (PassAtK("unused", normalize_std=False), [0.5, 0.0, 0.0, 0.0, 0.0]),
+        # The sample standard deviation of group a is 0.5.
+        (PassAtK("unused"), [1.0, 0.0, 0.0, 0.0, 0.0]),
+        (DrGRPO("unused", loss_scale=4.0), [0.5, -0.5, 0.0, 0.0, 0.0]),
+        # Four of five rewards are not 0.
+        (GPG("unused", norm=2.0), [0.5 * 1.25 / 2, -0.5 * 1.25 / 2, 0.0, 0.0, 0.0]),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, torch.nn.Module) else "",
+)
+def test_advantages_are_those_of_the_formula(experience, module, expected):
+    torch.testing.assert_close(module.compute_advantages(experience), torch.tensor(expected), atol=2e-6, rtol=1e-5)
+
+
+def test_reinforce_plus_plus_baseline_has_one_spread_for_all_prompts(experience):
+    # Centred rewards over tokens: 0.5 twice, -0.5 once, 0 six times; mean 0.5 / 9.
+    tokens = torch.tensor([0.5, 0.5, -0.5] + [0.0] * 6)
+    expected = (torch.tensor([0.5, -0.5, 0.0, 0.0, 0.0]) - tokens.mean()) / tokens.std()
+
+    advantages = ReinforcePlusPlusBaseline("unused").compute_advantages(experience)
+
+    torch.testing.assert_close(advantages, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_reinforce_plus_plus_whitens_discounted_returns(experience):
+    module = ReinforcePlusPlus("unused", gamma=0.5)
+    module.sum_over_ranks = lambda values: values
+    returns = [[0.5, 1.0], [0.0], [0.125, 0.25, 0.5], [1.0], [0.5, 1.0]]
+    tokens = torch.tensor([value for row in returns for value in row])
+
+    advantages = module.compute_advantages(experience)
+
+    assert advantages.shape == (5, 3)
+    for row, values in enumerate(returns):
+        expected = (torch.tensor(values) - tokens.mean()) / tokens.std()
+        torch.testing.assert_close(advantages[row, : len(values)], expected, atol=1e-5, rtol=1e-4)
+        assert not advantages[row, len(values) :].any()
+
+
+def test_remax_takes_the_greedy_reward_off_and_is_silent_where_it_failed(experience):
+    experience.greedy_rewards = torch.tensor([0.25, 0.25, 0.25, float("nan"), float("nan")])
+
+    advantages = ReMax("unused").compute_advantages(experience)
+
+    expected = [[0.75, 0.75, 0.0], [-0.25, 0.0, 0.0], [0.25, 0.25, 0.25], [0.0] * 3, [0.0] * 3]
+    torch.testing.assert_close(advantages, torch.tensor(expected))
+
+
+def test_the_kl_penalty_is_taken_off_at_every_token_and_moves_its_coefficient(experience):
+    module = ReinforcePlusPlus("unused", kl_reward_coef=0.5, kl_reward_target=0.1, kl_reward_horizon=10)
+    module.sum_over_ranks = lambda values: values
+    every = range(5)
+    experience.store("old_logprobs", every, torch.full((5, 3), -1.0))
+    experience.store("ref_logprobs", every, torch.full((5, 3), -1.4))
+
+    rewards = module.token_rewards(experience)
+
+    torch.testing.assert_close(rewards[2], torch.tensor([-0.2, -0.2, 0.3]))
+    torch.testing.assert_close(rewards[1], torch.tensor([-0.2, 0.0, 0.0]))
+    # KL 0.4 is above the target: up by a fifth of n / horizon, five sequences of ten.
+    assert module.kl_controller.kl_coef == pytest.approx(0.5 * 1.1)
+    assert module.metrics.compute()["actor/reward_kl_penalty"] == pytest.approx(0.4)
+
+
+# O23 (a)
+@pytest.mark.parametrize(
+    "name", ["GRPO", "RLOO", "OPO", "GPG", "MaxRL", "PassAtK", "ReinforcePlusPlusBaseline", "GSPO"]
+)
+def test_a_group_baseline_warns_of_groups_of_one(name, caplog):
+    assert f"data.group_size=1: every advantage is 0 and the policy learns nothing from its rewards, since {name}" in (
+        warnings_at_start(getattr(modules, name)("unused"), caplog)
+    )
+
+
+@pytest.mark.parametrize("name", ["PPO", "ReinforcePlusPlus", "ReMax"])
+def test_methods_without_a_group_take_groups_of_one(name, caplog):
+    assert warnings_at_start(getattr(modules, name)("unused"), caplog) == ""
+
+
+def warnings_at_start(module, caplog):
+    module.trainer = SimpleNamespace(current_epoch=0, datamodule=SimpleNamespace(group_size=1))
+    with caplog.at_level(logging.WARNING, logger="lit_rl"):
+        module.setup("fit")
+    return caplog.text
+
+
+def test_remax_asks_for_greedy_rollouts():
+    with pytest.raises(ValueError, match=r"data\.greedy_baseline=False: ReMax needs .* Set data\.greedy_baseline=true"):
+        ReMax("unused").check_data(SimpleNamespace(group_size=4, greedy_baseline=False))
+
+
+def test_dr_grpo_names_the_length_it_divides_by():
+    with pytest.raises(ValueError, match=r"model\.loss_scale=0 must be above 0"):
+        DrGRPO("unused", loss_scale=0)

@@ -205,7 +205,12 @@ class KeyChecker:
 
     def _note_class_name(self, class_path: str, hint: Any, path: str, source: str) -> None:
         """Remember the class in effect at ``path``; warn when settings of the one before it are dropped."""
-        bases = [item for item in _types_in(hint) if isinstance(item, type) and item.__module__ != "builtins"]
+        bases = [
+            # Any is a class since Python 3.11, and what may be anything need not name one.
+            item
+            for item in _types_in(hint)
+            if isinstance(item, type) and item is not Any and item.__module__ != "builtins"
+        ]
         if not bases or not class_path:
             return
         if "." in class_path:

@@ -115,6 +115,7 @@ class Trajectory:
         media: Images and videos of tools, in order of the calls, under ``image`` and ``video``. The policy has not read
             them: it reads text.
         metrics: Times in seconds and counters of this trajectory.
+        branches: Further sequences of the same sample, where its history was edited or forked; trained with its reward.
     """
 
     row_id: str
@@ -136,6 +137,7 @@ class Trajectory:
     messages: list[Message] = field(default_factory=list)
     media: dict[str, list[Any]] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    branches: list[Trajectory] = field(default_factory=list)
 
     @property
     def length(self) -> int:

@@ -16,6 +16,7 @@ from lit_rl.data.user_files import load_user_file
 _BUILT_IN = {
     "single_turn_agent": "lit_rl.agents.single_turn.SingleTurnAgentLoop",
     "tool_agent": "lit_rl.agents.tool_agent.ToolAgentLoop",
+    "openai_agent": "lit_rl.agents.openai_agent.OpenAIAgentLoop",
 }
 
 

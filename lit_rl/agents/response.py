@@ -6,7 +6,7 @@ string, or at the limit, and may even go on after an end token; here that become
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lit_rl.types import StopReason, TokenOutput
 
@@ -57,6 +57,19 @@ def first_end_position(token_ids: list[int], end_token_ids: frozenset[int]) -> i
     if end_token_ids.isdisjoint(token_ids):
         return None
     return next(position for position, token_id in enumerate(token_ids) if token_id in end_token_ids)
+
+
+def cut_at_end(output: TokenOutput, end_token_ids: frozenset[int]) -> TokenOutput:
+    """The output up to its first end token: what an engine samples after it must not stand inside a conversation."""
+    end = first_end_position(output.token_ids, end_token_ids)
+    if end is None:
+        return output
+    return replace(
+        output,
+        token_ids=output.token_ids[: end + 1],
+        logprobs=output.logprobs[: end + 1],
+        policy_versions=output.policy_versions[: end + 1],
+    )
 
 
 def finish_response(

@@ -34,8 +34,9 @@ class AgentSettings:
     Attributes:
         num_workers: Agent-loop worker processes, at least 1; ``None`` takes ``min(8, CPU cores)``.
         max_concurrent_trajectories: Trajectories one worker runs at once, at least 1.
-        default_agent_loop: Loop of rows without ``agent_name``: ``single_turn_agent``, ``tool_agent``, a key of
-            ``agent_loops``, the dotted path of an `AgentLoop` subclass, or ``path/to/file.py:ClassName``.
+        default_agent_loop: Loop of rows without ``agent_name``: ``single_turn_agent``, ``tool_agent``,
+            ``openai_agent``, a key of ``agent_loops``, the dotted path of an `AgentLoop` subclass, or
+            ``path/to/file.py:ClassName``.
         default_options: Constructor options of the default loop.
         agent_loops: Further loops that a row's ``agent_name`` may ask for, by name.
         max_response_tokens: Most tokens after the prompt, tools' included; ``None``: the sampling's ``max_tokens``.
@@ -84,9 +85,10 @@ class AgentSettings:
         """The same settings for a process with another working folder."""
         return replace(
             self,
-            default_agent_loop=_absolute_loop(self.default_agent_loop),
+            default_agent_loop=_absolute(self.default_agent_loop),
+            default_options=_absolute_options(self.default_options),
             agent_loops={
-                name: replace(spec, loop_class=_absolute_loop(spec.loop_class))
+                name: AgentLoopSpec(loop_class=_absolute(spec.loop_class), options=_absolute_options(spec.options))
                 for name, spec in self.agent_loops.items()
             },
             tool_config_path=self.tool_config_path and os.path.abspath(self.tool_config_path),
@@ -123,8 +125,12 @@ def is_file_spec(loop_class: str) -> bool:
     return ".py:" in loop_class
 
 
-def _absolute_loop(loop_class: str) -> str:
-    return os.path.abspath(os.path.expanduser(loop_class)) if is_file_spec(loop_class) else loop_class
+def _absolute(spec: str) -> str:
+    return os.path.abspath(os.path.expanduser(spec)) if is_file_spec(spec) else spec
+
+
+def _absolute_options(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: _absolute(value) if isinstance(value, str) else value for name, value in options.items()}
 
 
 @dataclass(kw_only=True)

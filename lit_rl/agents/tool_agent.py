@@ -21,9 +21,9 @@ from lit_rl.agents.response import (
     Response,
     append_masked,
     append_turn,
+    cut_at_end,
     empty_response,
     finish_response,
-    first_end_position,
 )
 from lit_rl.agents.run_tools import select_tools, tool_schemas
 from lit_rl.agents.tool_messages import TruncateSide, assistant_message, call_id, tool_message, truncate_text
@@ -231,15 +231,8 @@ class ToolAgentLoop(AgentLoop):
             chat.prompt_ids + response.token_ids, replace(sampling, max_tokens=max_tokens, seed=seed)
         )
         end_token_ids = self.end_token_ids.union(sampling.stop_token_ids)
-        end = None if sampling.ignore_eos else first_end_position(output.token_ids, end_token_ids)
-        if end is not None:
-            # What an engine samples after the end must not stand in the middle of a conversation.
-            output = replace(
-                output,
-                token_ids=output.token_ids[: end + 1],
-                logprobs=output.logprobs[: end + 1],
-                policy_versions=output.policy_versions[: end + 1],
-            )
+        if not sampling.ignore_eos:
+            output = cut_at_end(output, end_token_ids)
         return finish_response(
             output,
             end_token_ids=end_token_ids,

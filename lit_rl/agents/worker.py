@@ -137,9 +137,9 @@ class AgentLoopWorker:
         return trajectory
 
     async def _roll_out(self, request: TrajectoryRequest, sampling: SamplingParams) -> Trajectory:
-        started = time.perf_counter()
+        started, row_id = time.perf_counter(), request.prompt.row_id
         trajectory = await self._converse(request.prompt, request.seed, sampling)
-        trajectory.row_id = request.prompt.row_id
+        trajectory.row_id = row_id
         trajectory.group_id = request.group_id
         trajectory.sample_index = request.sample_index
         trajectory.data_source = request.prompt.data_source
@@ -147,6 +147,10 @@ class AgentLoopWorker:
         if self._rewards is not None and trajectory.error is None and trajectory.reward is None:
             await self._score(self._rewards, request.prompt, trajectory)
         trajectory.metrics["total_s"] = time.perf_counter() - started
+        for branch in trajectory.branches:
+            branch.row_id, branch.group_id, branch.sample_index = row_id, request.group_id, request.sample_index
+            branch.data_source, branch.seed = trajectory.data_source, trajectory.seed
+            branch.reward, branch.error = trajectory.reward, trajectory.error
         return trajectory
 
     async def _converse(self, prompt: Prompt, seed: int | None, sampling: SamplingParams) -> Trajectory:
@@ -191,7 +195,8 @@ class AgentLoopWorker:
         """The trajectory with its text, if it is a sound one: loops are user code."""
         if not isinstance(trajectory, Trajectory):
             raise TypeError(f"{type(loop).__name__}.run() must return a Trajectory, not {type(trajectory).__name__}.")
-        trajectory.check()
+        for sequence in (trajectory, *trajectory.branches):
+            sequence.check()
         if not trajectory.text:
             sampled = list(itertools.compress(trajectory.response_ids, trajectory.loss_mask))
             trajectory.text = self._text.decode(sampled)

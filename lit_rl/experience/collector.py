@@ -110,7 +110,8 @@ class Collector:
         sampled = sample_until_spread(rows, roll_out, next_rows, dynamic_sampling_rounds)
         seconds = time.perf_counter() - started
         self.last_trajectories = sampled.everything
-        usable = [trajectory for trajectory in sampled.kept if not trajectory.has_failed]
+        sequences = [sequence for trajectory in sampled.kept for sequence in (trajectory, *trajectory.branches)]
+        usable = [sequence for sequence in sequences if not sequence.has_failed]
         group_numbers = _group_numbers(usable)
         plan = plan_iteration(
             [trajectory.length for trajectory in usable],
@@ -121,7 +122,8 @@ class Collector:
             derive_seed(self.seed, "plan", iteration),
             loss_tokens=[trajectory.num_loss_tokens for trajectory in usable],
             prompt_lengths=[len(trajectory.prompt_ids) for trajectory in usable],
-            group_ids=group_numbers,
+            # A branch has a prompt of its own, and shares it with none.
+            group_ids=[(group, tuple(t.prompt_ids)) for group, t in zip(group_numbers, usable, strict=True)],
             share_prompts=share_prompts,
             micro_batch_size=micro_batch_size,
         )

@@ -18,8 +18,10 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("arguments", "num_turns"),
     [([], 2), (["--data.init_args.agents.default_agent_loop=examples/own_agent_loop.py:SelfCheckAgentLoop",
-                "--data.init_args.agents.default_options={}"], 4)],
-    ids=["tools", "agent loop"],
+                "--data.init_args.agents.default_options={}"], 4),
+     (["--data.init_args.agents.default_agent_loop=openai_agent",
+       "--data.init_args.agents.default_options={agent: 'examples/openai_agent.py:agent'}"], 2)],
+    ids=["tools", "agent loop", "openai agent"],
 )  # fmt: skip
 def test_own_tools_loop_and_reward_run_together(
     arguments: list[str], num_turns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -35,7 +37,7 @@ def test_own_tools_loop_and_reward_run_together(
     assert [trajectory["error"] for trajectory in trajectories] == [None] * 8
     assert "has_number" in trajectories[0]["reward_parts"]
     assert max(trajectory["num_turns"] for trajectory in trajectories) == num_turns
-    if num_turns == 2:
+    if not arguments:
         assert "calculator" in trajectories[0]["input"]
         assert "digits" in trajectories[0]["input"]
 

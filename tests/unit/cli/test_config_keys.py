@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from cli_standin import BaseModule, Data, ModuleA, ModuleB, StandInCLI
 
@@ -160,3 +162,8 @@ def test_the_keys_of_a_mapping_are_the_users_own_and_those_of_its_values_are_che
     for name in ("loops", "maybe"):
         with pytest.raises(ConfigError, match=rf"unknown key '{name}\.mine\.loop_clas'.*loop_class"):
             checker.check_mapping({name: {"mine": {"loop_clas": "a.B"}}}, "f")
+
+
+def test_text_where_anything_may_stand_names_no_class() -> None:
+    checker = KeyChecker({"options": dict[str, Any], "maybe": dict[str, Any] | None}, {})
+    checker.check_mapping({"options": {"agent": "examples/agent.py:run"}, "maybe": {"file": "a.b"}}, "test")

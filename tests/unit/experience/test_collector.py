@@ -271,3 +271,20 @@ def test_groups_without_spread_are_replaced_and_metrics_cover_all_that_was_sampl
     assert experience.metrics["rollout/num_trajectories"] == 8.0
     assert experience.metrics["rollout/dynamic_sampling/rounds"] == 2.0
     assert len(set(seeds_of(collector))) == 8
+
+
+def test_a_branch_is_trained_with_its_samples_reward_and_group(make_collector: Callable[..., Collector]) -> None:
+    def answer(request: TrajectoryRequest) -> dict[str, Any]:
+        branch = Trajectory(
+            row_id="a", group_id=request.group_id, prompt_ids=[1, 2, 3, 7, 9], response_ids=[4, 4], loss_mask=[1, 1],
+            rollout_logprobs=[-1.0] * 2, policy_versions=[0, 0], reward=float(request.sample_index),
+        )  # fmt: skip
+        return {"branches": [branch]} if request.sample_index == 1 else {}
+
+    collector = make_collector(answer)
+    experience = collect(collector, 0, "a")  # its prompt differs from the group's, which share_prompts must bear
+
+    assert experience.rewards.tolist() == [0.0, 1.0, 1.0, 2.0]
+    assert experience.group_ids.tolist() == [0, 0, 0, 0]
+    assert [len(trajectory.prompt_ids) for trajectory in experience.trajectories] == [3, 3, 5, 3]
+    assert len(collector.last_trajectories) == 3

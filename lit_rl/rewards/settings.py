@@ -124,7 +124,7 @@ class RewardSettings:
             if value is not None and value < 1:
                 raise ValueError(f"data.rewards.{name}={value}: must be at least 1.")
         for name in ("timeout_s", "start_timeout_s"):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:  # NaN is refused too: nothing would ever time out
                 raise ValueError(f"data.rewards.{name}={getattr(self, name)}: must be a positive number of seconds.")
         if self.overlong is not None:
             self.overlong.check()

@@ -60,8 +60,15 @@ class ServingSettings:
 
     def __post_init__(self) -> None:
         """Check what can be checked before anything starts."""
-        if self.num_replicas < 1:
-            raise ValueError(f"data.serving.num_replicas={self.num_replicas} must be at least 1.")
+        for name in ("num_replicas", "max_num_seqs", "max_model_len", "block_size", "tensor_parallel_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"data.serving.{name}={value} must be at least 1.")
+        for name in ("start_timeout_s", "request_timeout_s", "weight_update_timeout_s", "weight_bucket_mib"):
+            if not getattr(self, name) > 0:  # NaN is refused too: nothing would ever time out
+                raise ValueError(f"data.serving.{name}={getattr(self, name)} must be above 0.")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(f"data.serving.gpu_memory_utilization={self.gpu_memory_utilization} must be in (0, 1].")
         if self.dtype not in ("bfloat16", "float32", "float16"):
             raise ValueError(f"data.serving.dtype={self.dtype!r} must be bfloat16, float16 or float32.")
         if self.kv_cache_gib <= 0:

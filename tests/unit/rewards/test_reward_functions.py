@@ -108,6 +108,7 @@ def test_closure_cannot_run_in_another_process() -> None:
         (RewardSettings(parts=[RewardPart(name="x"), RewardPart(name="x")]), "names must be unique"),
         (RewardSettings(isolation="fork"), r"data\.rewards\.isolation='fork'"),
         (RewardSettings(timeout_s=0), r"data\.rewards\.timeout_s=0"),
+        (RewardSettings(timeout_s=float("nan")), r"data\.rewards\.timeout_s=nan"),
     ],
 )
 def test_contradicting_settings_are_refused(settings: RewardSettings, message: str) -> None:

@@ -67,7 +67,17 @@ def test_a_gpu_replica_is_bound_to_no_cores() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("num_replicas", 0), ("dtype", "int8"), ("kv_cache_gib", 0), ("threads_per_replica", -1)],
+    [
+        ("num_replicas", 0),
+        ("dtype", "int8"),
+        ("kv_cache_gib", 0),
+        ("threads_per_replica", -1),
+        ("max_num_seqs", 0),
+        ("max_model_len", -1),
+        ("request_timeout_s", float("nan")),
+        ("weight_bucket_mib", 0),
+        ("gpu_memory_utilization", 5.0),
+    ],
 )
 def test_a_setting_out_of_range_is_named_with_its_rule(option: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"data\.serving\.{option}={value!r} must be"):

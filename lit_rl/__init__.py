@@ -10,17 +10,91 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lit_rl.datamodule import RolloutDataModule
-    from lit_rl.modules import GRPO, PolicyGradientModule
+    from lit_rl.modules import (
+        CISPO,
+        DAPO,
+        DPPO,
+        GMPO,
+        GPG,
+        GRPO,
+        GSPO,
+        OPO,
+        PPO,
+        RLOO,
+        SAPO,
+        ClipCov,
+        ClippedPolicyModule,
+        DecoupledPPO,
+        DrGRPO,
+        GroupRelativeModule,
+        KLCov,
+        MaxRL,
+        PassAtK,
+        PolicyGradientModule,
+        ReinforcePlusPlus,
+        ReinforcePlusPlusBaseline,
+        ReMax,
+        TokenRewardModule,
+    )
 
 __version__ = "0.1.0"
 
-_LAZY = {
-    "GRPO": "lit_rl.modules",
-    "PolicyGradientModule": "lit_rl.modules",
-    "RolloutDataModule": "lit_rl.datamodule",
-}
+_MODULES = (
+    "CISPO",
+    "ClipCov",
+    "ClippedPolicyModule",
+    "DAPO",
+    "DPPO",
+    "DecoupledPPO",
+    "DrGRPO",
+    "GMPO",
+    "GPG",
+    "GRPO",
+    "GSPO",
+    "GroupRelativeModule",
+    "KLCov",
+    "MaxRL",
+    "OPO",
+    "PPO",
+    "PassAtK",
+    "PolicyGradientModule",
+    "RLOO",
+    "ReMax",
+    "ReinforcePlusPlus",
+    "ReinforcePlusPlusBaseline",
+    "SAPO",
+    "TokenRewardModule",
+)
+_LAZY = {"RolloutDataModule": "lit_rl.datamodule", **dict.fromkeys(_MODULES, "lit_rl.modules")}
 
-__all__ = ["GRPO", "PolicyGradientModule", "RolloutDataModule", "__version__"]
+__all__ = [
+    "CISPO",
+    "ClipCov",
+    "ClippedPolicyModule",
+    "DAPO",
+    "DPPO",
+    "DecoupledPPO",
+    "DrGRPO",
+    "GMPO",
+    "GPG",
+    "GRPO",
+    "GSPO",
+    "GroupRelativeModule",
+    "KLCov",
+    "MaxRL",
+    "OPO",
+    "PPO",
+    "PassAtK",
+    "PolicyGradientModule",
+    "RLOO",
+    "ReMax",
+    "ReinforcePlusPlus",
+    "ReinforcePlusPlusBaseline",
+    "RolloutDataModule",
+    "SAPO",
+    "TokenRewardModule",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -137,6 +137,21 @@ def test_equal_rewards_still_teach_the_critic(tiny_model_folder, make_trajectori
     assert losses[-1] < 0.1
 
 
+def test_both_networks_learn_on_bf16_copies(tiny_model_folder, make_trajectories, make_experience, fit):
+    recorder = IterationRecorder()
+    module = PPO(tiny_model_folder, actor_lr=1e-3, critic_lr=1e-3)
+    experience = make_experience(make_trajectories(), num_mini_batches=2)
+
+    fit(module, [experience], precision="bf16-mixed", callbacks=[recorder])
+
+    assert module.critic.working_copy is not None
+    assert recorder.of("actor/first_ratio_deviation")[0] < 1e-3
+    start = load_causal_lm(tiny_model_folder).base_model.state_dict()
+    for name, parameter in module.critic.backbone.named_parameters():
+        assert parameter.dtype == torch.float32
+        assert not torch.equal(parameter, start[name]), name
+
+
 def test_the_adapted_kl_coefficient_goes_on_after_a_resume(tiny_model_folder):
     first = PPO(tiny_model_folder, kl_reward_coef=0.1, kl_reward_target=0.05, kl_reward_horizon=100)
     first.kl_controller.update(kl=1.0, num_sequences=50)

@@ -34,7 +34,7 @@ from lit_rl.callbacks.trajectory_log import TrajectoryLog
 from lit_rl.config_keys import ConfigError, KeyChecker, parser_keys
 from lit_rl.metrics_file import MetricsFileLogger
 from lit_rl.quiet import configure_logging
-from lit_rl.refused_options import check_trainer_options
+from lit_rl.refused_options import check_run_name, check_trainer_options
 from lit_rl.rollout_command import run_rollout
 from lit_rl.run_folder import (
     RUN_FOLDER_VARIABLE,
@@ -145,11 +145,12 @@ class RLCLI(LightningCLI):
             subcommand = self.config.get("subcommand")
             settings = self.config[subcommand] if subcommand else self.config
             check_trainer_options(settings, self._parser(subcommand))
+            if settings.run_name is None:
+                files = settings.get("config") or []
+                settings.run_name = Path(str(files[-1].relative)).stem if files else "run"
+            check_run_name(settings.run_name)
         except ConfigError as error:
             _stop_with(error)
-        if settings.run_name is None:
-            files = settings.get("config") or []
-            settings.run_name = Path(str(files[-1].relative)).stem if files else "run"
         if subcommand:
             configure_logging(settings.verbose)
 

@@ -24,7 +24,7 @@ from lit_rl.experience.collector import Collector
 from lit_rl.experience.evaluation import EvaluationLoader
 from lit_rl.experience.loader import ExperienceLoader
 from lit_rl.experience.progress import PhaseProgress
-from lit_rl.models import load_tokenizer, resolve_model
+from lit_rl.models.loading import load_tokenizer, max_positions, resolve_model
 from lit_rl.rewards import RewardLoopManager, RewardSettings, check_data_sources
 from lit_rl.serving import LLMServerManager, ServingSettings
 from lit_rl.types import Prompt, SamplingParams, Trajectory
@@ -227,9 +227,27 @@ class RolloutDataModule(L.LightningDataModule):
 
     # Rows.
 
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus response, in tokens, that the replicas are started for."""
+        return self.serving.max_model_len or self.max_prompt_tokens + self.max_response_tokens
+
+    def _check_model_length(self, path: str) -> None:
+        limit = max_positions(path)
+        if limit is not None and self.max_model_len > limit:
+            raise ValueError(
+                f"data.max_prompt_tokens={self.max_prompt_tokens} and data.max_response_tokens="
+                f"{self.max_response_tokens} need a model of {self.max_model_len} positions, {self.model_name} has "
+                f"{limit}. Lower one of them."
+            )
+
     def _load_rows(self, stage: str) -> None:
         wanted = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("test", "val")}[stage]
+        if stage != "fit" and not any(self.sources[name] is not None for name in wanted):
+            options = " or ".join(f"data.{name}_data" for name in wanted)
+            raise ValueError(f"{stage} has no rows: set {options}.")
         path = resolve_model(self.model_name)
+        self._check_model_length(path)
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(path)
         template = ChatTemplate(
@@ -324,11 +342,10 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _start(self) -> None:
         model = resolve_model(self.model_name)
-        max_model_len = self.serving.max_model_len or self.max_prompt_tokens + self.max_response_tokens
         gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         runtime = self._runtime = Runtime(backend=self.backend, num_cpus=self.num_cpus, verbose=self.verbose)  # type: ignore[arg-type]
         runtime.start()
-        servers = LLMServerManager(runtime, self.serving, model, max_model_len, gpu=gpu, verbose=self.verbose)
+        servers = LLMServerManager(runtime, self.serving, model, self.max_model_len, gpu=gpu, verbose=self.verbose)
         rewards = RewardLoopManager(runtime, self.rewards)
         self._managers = [rewards, servers]
         start_s = self.serving.start_timeout_s

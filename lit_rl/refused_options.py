@@ -59,3 +59,25 @@ def check_trainer_options(settings: Any, parser: ArgumentParser) -> None:
             f"trainer.precision={settings.trainer.precision} is refused: AdamW on 16-bit weights loses small updates. "
             "Use bf16-mixed (float32 weights, bf16 computation) or 32-true."
         )
+    every = settings.trainer.get("check_val_every_n_epoch")
+    if every is not None and every < 1:
+        raise ConfigError(
+            f"trainer.check_val_every_n_epoch={every} must be at least 1 (iterations between validations). "
+            "To validate never, leave data.val_data out."
+        )
+
+
+def check_run_name(run_name: str) -> None:
+    """Refuse a name that would put the run's folder elsewhere.
+
+    Args:
+        run_name: Name of the run.
+
+    Raises:
+        ConfigError: If it is no plain folder name.
+    """
+    if run_name in ("", ".", "..") or "/" in run_name or "\\" in run_name:
+        raise ConfigError(
+            f"run_name={run_name!r} must be the name of one folder, without separators. The parent of all runs is "
+            "runs_dir."
+        )

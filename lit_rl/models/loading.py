@@ -80,6 +80,20 @@ def resolve_model(name: str, cache_dir: Path | None = None) -> str:
     return name
 
 
+def max_positions(name: str, cache_dir: Path | None = None) -> int | None:
+    """Return the longest sequence a model takes, in tokens; ``None`` where its configuration does not say.
+
+    Args:
+        name: See `resolve_model`.
+        cache_dir: See `resolve_model`.
+    """
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(resolve_model(name, cache_dir)).get_text_config()
+    limit = getattr(config, "max_position_embeddings", None)
+    return None if limit is None else int(limit)
+
+
 def load_tokenizer(name: str, cache_dir: Path | None = None) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a model, with a padding token: where it has none, the end token serves.
 

@@ -4,7 +4,13 @@ import pytest
 
 from lit_rl import RolloutDataModule
 from lit_rl.data import Arithmetic
-from lit_rl.types import SamplingParams
+from lit_rl.types import Prompt, SamplingParams
+
+ROWS = [
+    Prompt(
+        row_id="1", messages=[{"role": "user", "content": "What is 1 + 1?"}], data_source="arithmetic", ground_truth="2"
+    )
+]
 
 
 @pytest.mark.parametrize(
@@ -27,3 +33,18 @@ from lit_rl.types import SamplingParams
 def test_an_option_out_of_range_is_named_before_anything_starts(options, words) -> None:
     with pytest.raises(ValueError, match=words):
         RolloutDataModule("no/such/model", Arithmetic(num_rows=2, max_operand=9), **options)
+
+
+@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
+def test_a_stage_without_rows_is_refused_before_an_engine_starts(stage) -> None:
+    data = RolloutDataModule("bundled/tiny-random", ROWS, backend="inline")
+
+    with pytest.raises(ValueError, match="has no rows: set data"):
+        data.setup(stage)
+
+
+def test_responses_longer_than_the_model_are_refused_before_an_engine_starts() -> None:
+    data = RolloutDataModule("bundled/tiny-random", ROWS, backend="inline", max_response_tokens=100_000)
+
+    with pytest.raises(ValueError, match=r"data\.max_response_tokens=100000 need a model of .* has 8192"):
+        data.setup("fit")

@@ -36,3 +36,14 @@ def test_an_option_that_acts_inside_an_iteration_is_refused_and_the_right_one_na
 )
 def test_values_that_mean_whole_iterations_pass(parse, option) -> None:
     assert parse(f"--trainer.{option}").trainer.max_epochs == 2
+
+
+@pytest.mark.parametrize(
+    "argument", ["--run_name=../elsewhere", "--run_name=..", "--trainer.check_val_every_n_epoch=0"]
+)
+def test_a_value_that_would_write_elsewhere_or_divide_by_zero_is_refused(fit, capsys, argument) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        fit("--data=cli_standin.NeedsEngine", argument)
+
+    assert stopped.value.code == 2
+    assert argument.lstrip("-").split("=")[0] in capsys.readouterr().err

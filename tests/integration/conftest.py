@@ -27,19 +27,20 @@ def one_thread_and_no_hub() -> Iterator[None]:
 
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
-    """After the test: no child process, no thread of ours, no weights in shared memory."""
-    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    """After the test: no child process, no thread of ours, no weights in shared memory that were not there before."""
+    before = _ours()
     yield
     deadline = time.monotonic() + 5.0
-    while (left := _left_over(children)) and time.monotonic() < deadline:
+    while (left := _ours() - before) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert left == []
+    assert left == set()
 
 
-def _left_over(children_before: set[int]) -> list[str]:
-    children = [str(child) for child in psutil.Process().children(recursive=True) if child.pid not in children_before]
-    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("lit_rl")]
-    return children + threads + [str(path) for path in Path("/dev/shm").glob(f"lit_rl_weights_{os.getpid()}_*")]
+def _ours() -> set[str]:
+    children = {str(child.pid) for child in psutil.Process().children(recursive=True)}
+    # A session-wide fixture of another file may hold a runtime of its own.
+    threads = {f"{thread.name} {thread.ident}" for thread in threading.enumerate() if thread.name.startswith("lit_rl")}
+    return children | threads | {str(path) for path in Path("/dev/shm").glob(f"lit_rl_weights_{os.getpid()}_*")}
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from lit_rl.rewards.functions import absolute_spec, load_reward_function
 from lit_rl.rewards.result import RewardResult, ScoreRequest
 from lit_rl.rewards.settings import RewardSettings
 from lit_rl.rewards.worker import RewardLoopWorker
+from lit_rl.tools.rate_limit import RateLimiter
 from lit_rl.types import Prompt, Trajectory
 
 _BATCH_TIMEOUT_S = 600.0
@@ -40,6 +41,7 @@ class RewardLoopManager:
         for part in self.settings.resolved_parts():
             load_reward_function(part.function, part.kwargs)
         self._group: WorkerGroup | None = None
+        self._limiters: list[WorkerGroup] = []
         self._client: RewardClient | None = None
 
     @property
@@ -51,13 +53,26 @@ class RewardLoopManager:
         """Start the workers and wait for them. Idempotent."""
         if self._group is not None:
             return
+        suffix = uuid.uuid4().hex[:8]  # two managers may live in one runtime
+        limits = {
+            index: part.rate_limit for index, part in enumerate(self.settings.resolved_parts()) if part.rate_limit
+        }
+        limiters = {
+            index: WorkerGroup.create(
+                self._runtime, RateLimiter, 1, name=f"reward_rate_limit_{index}_{suffix}", kwargs={"limit": limit}
+            )
+            for index, limit in limits.items()
+        }
+        self._limiters = list(limiters.values())
         self._group = WorkerGroup.create(
             self._runtime,
             RewardLoopWorker,
             self.settings.resolved_num_workers(),
-            # Two managers may live in one runtime.
-            name=f"reward_loop_worker_{uuid.uuid4().hex[:8]}",
-            kwargs={"settings": self.settings},
+            name=f"reward_loop_worker_{suffix}",
+            kwargs={
+                "settings": self.settings,
+                "rate_limits": {index: group.workers[0] for index, group in limiters.items()},
+            },
             env={"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
         )
         await self._group.ready(self.settings.start_timeout_s)
@@ -90,8 +105,10 @@ class RewardLoopManager:
     async def stop(self) -> None:
         """Stop the workers. Idempotent."""
         group, self._group, self._client = self._group, None, None
+        limiters, self._limiters = self._limiters, []
         if group is not None:
             await group.stop(_STOP_TIMEOUT_S)
+        await asyncio.gather(*(limiter.stop(_STOP_TIMEOUT_S) for limiter in limiters))
 
 
 def apply_result(trajectory: Trajectory, result: RewardResult) -> None:

@@ -27,9 +27,9 @@ class ScoreRequest:
         data_source: Chooses the scorer.
         solution_str: The policy's tokens as text; tool and user tokens are not in it. Empty for an empty response.
         ground_truth: From the row.
-        extra_info: Copy of the row's ``extra_info`` with ``num_turns``, ``stop_reason``, ``num_response_tokens``, and
-            where the agent loop kept them ``messages``, ``media`` and ``rollout_reward_scores`` (its own numbers by
-            name).
+        extra_info: Copy of the row's ``extra_info`` with ``prompt_messages`` (read only), ``num_turns``,
+            ``stop_reason``, ``num_response_tokens``, and where the agent loop kept them ``messages``, ``media`` and
+            ``rollout_reward_scores`` (its own numbers by name).
         num_response_tokens: Tokens after the prompt, tool tokens included.
     """
 
@@ -45,6 +45,7 @@ class ScoreRequest:
         """Request for a finished trajectory whose ``text`` is set."""
         # A deep copy: samples of a group share the row, and reward functions like to write into extra_info.
         extra_info = copy.deepcopy(prompt.extra_info) if prompt.extra_info else {}
+        extra_info["prompt_messages"] = prompt.messages
         extra_info["num_turns"] = trajectory.num_turns
         extra_info["stop_reason"] = trajectory.stop_reason
         extra_info["num_response_tokens"] = len(trajectory.response_ids)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lit_rl.rewards.overlong import overlong_penalty
+from lit_rl.tools.rate_limit import RateLimit
 
 DEFAULT_FUNCTION = "lit_rl.rewards.score:compute_score"
 """Dispatches by ``data_source``; used where no function is configured."""
@@ -22,12 +23,14 @@ class RewardPart:
         function: As `RewardSettings.function`.
         weight: Factor of its score in the sum.
         kwargs: Further keyword arguments of the function.
+        rate_limit: Limit of its calls in the whole run, whatever the number of workers.
     """
 
     name: str
     function: str | Callable[..., Any] = DEFAULT_FUNCTION
     weight: float = 1.0
     kwargs: dict[str, Any] = field(default_factory=dict)
+    rate_limit: RateLimit | None = None
 
 
 @dataclass(kw_only=True)
@@ -70,6 +73,8 @@ class RewardSettings:
         function: ``pkg.module:name``, ``pkg.module.name``, ``path/to/file.py:name`` (name ``compute_score`` if left
             out), or, from Python, a function. ``None`` chooses the scorer by the row's ``data_source``.
         kwargs: Further keyword arguments of the function; they win over the ones of the call.
+        rate_limit: Limit of its calls in the whole run, whatever the number of workers. Waiting does not count as
+            running.
         parts: Several weighted functions instead of one; each score is logged under its name.
         overlong: Penalty for responses near the length limit; ``None`` is off.
         num_workers: Reward worker processes, at least 1; ``None`` takes ``min(4, CPU cores / 2)``.
@@ -84,6 +89,7 @@ class RewardSettings:
 
     function: str | Callable[..., Any] | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
+    rate_limit: RateLimit | None = None
     parts: list[RewardPart] = field(default_factory=list)
     overlong: OverlongShaping | None = None
     num_workers: int | None = None
@@ -103,7 +109,7 @@ class RewardSettings:
         if self.parts:
             return self.parts
         function = DEFAULT_FUNCTION if self.function is None else self.function
-        return [RewardPart(name="", function=function, kwargs=self.kwargs)]
+        return [RewardPart(name="", function=function, kwargs=self.kwargs, rate_limit=self.rate_limit)]
 
     def dispatches_by_data_source(self) -> bool:
         """Whether any scorer is chosen by the row's ``data_source``."""
@@ -112,8 +118,10 @@ class RewardSettings:
 
     def check(self) -> None:
         """Raise ``ValueError`` where options are out of range or contradict each other."""
-        if self.parts and (self.function is not None or self.kwargs):
-            raise ValueError("data.rewards: give function and kwargs, or parts (which have their own), not both.")
+        if self.parts and (self.function is not None or self.kwargs or self.rate_limit is not None):
+            raise ValueError(
+                "data.rewards: give function, kwargs and rate_limit, or parts (which have their own), not both."
+            )
         names = [part.name for part in self.parts]
         if len(set(names)) < len(names) or "" in names:
             raise ValueError(f"data.rewards.parts: names must be unique and not empty, got {names}.")

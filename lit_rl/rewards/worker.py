@@ -7,16 +7,19 @@ It never raises for a fault of user code: that comes back as the result's ``erro
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
+from lit_rl.cluster import WorkerHandle
 from lit_rl.rewards.functions import RewardFunction, importable_spec, load_reward_function
 from lit_rl.rewards.processes import ScoreProcessError, ScoreProcesses
 from lit_rl.rewards.result import RewardResult, ScoreRequest, ScoreTimeout, error_text, normalize_reward_return
 from lit_rl.rewards.settings import RewardSettings
 from lit_rl.rewards.threads import ScoreThreads
+from lit_rl.tools.rate_limit import SharedRateLimit
 
 
 class RewardLoopWorker:
@@ -24,11 +27,13 @@ class RewardLoopWorker:
 
     Args:
         settings: Checked and loaded here, so that a wrong name fails at start.
+        rate_limits: Limiter workers of the run, by position of the part.
     """
 
-    def __init__(self, settings: RewardSettings) -> None:
+    def __init__(self, settings: RewardSettings, rate_limits: Mapping[int, WorkerHandle] | None = None) -> None:
         settings.check()
         self._settings = settings
+        self._rate_limits = {index: SharedRateLimit(handle) for index, handle in (rate_limits or {}).items()}
         self._parts = settings.resolved_parts()
         self._functions = [load_reward_function(part.function, part.kwargs) for part in self._parts]
         self._threads = ScoreThreads(settings.num_threads, settings.timeout_s)
@@ -73,7 +78,9 @@ class RewardLoopWorker:
         function = self._functions[index]
         where = f"Reward function {function.name}, row {request.row_id}"
         try:
-            value = await self._call(index, request)
+            limit = self._rate_limits.get(index)
+            async with contextlib.nullcontext() if limit is None else limit.lease():
+                value = await self._call(index, request)
         except ScoreTimeout as error:
             return RewardResult(score=None, error=f"{where}: {error}", is_timeout=True)
         except ScoreProcessError as error:

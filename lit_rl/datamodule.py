@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lit_rl.agents import AgentLoopManager, AgentSettings
 from lit_rl.agents.run_tools import load_run_tools, report_template, row_schemas
@@ -323,10 +324,11 @@ class RolloutDataModule(L.LightningDataModule):
     def _check_trainer(self) -> None:
         if self.trainer is None:
             return
-        if self.trainer.world_size > 1:
+        strategy = self.trainer.strategy
+        if self.trainer.world_size > 1 or not isinstance(strategy, SingleDeviceStrategy):
             raise ValueError(
-                f"trainer.devices: the run has {self.trainer.world_size} training processes; this version trains in "
-                "one."
+                f"trainer.strategy={type(strategy).__name__} with {self.trainer.world_size} training processes: this "
+                "version trains on one device. Set trainer.devices=1 and leave trainer.strategy at auto."
             )
         if self.trainer.max_steps != -1:
             raise ValueError(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import lightning as L
 import pytest
 
 from lit_rl import RolloutDataModule
@@ -47,4 +48,12 @@ def test_responses_longer_than_the_model_are_refused_before_an_engine_starts() -
     data = RolloutDataModule("bundled/tiny-random", ROWS, backend="inline", max_response_tokens=100_000)
 
     with pytest.raises(ValueError, match=r"data\.max_response_tokens=100000 need a model of .* has 8192"):
+        data.setup("fit")
+
+
+def test_a_strategy_for_several_devices_is_refused_before_an_engine_starts() -> None:
+    data = RolloutDataModule("bundled/tiny-random", ROWS, backend="inline")
+    data.trainer = L.Trainer(accelerator="cpu", devices=1, strategy="ddp", logger=False, enable_progress_bar=False)
+
+    with pytest.raises(ValueError, match="DDPStrategy with 1 training processes.*trainer.devices=1"):
         data.setup("fit")

@@ -93,7 +93,10 @@ class RLCLI(LightningCLI):
             "auto_configure_optimizers": False,
             "trainer_defaults": TRAINER_DEFAULTS,
             # Flat: given per sub-command, abbreviations are accepted all the same (jsonargparse 4.53).
-            "parser_kwargs": {"allow_abbrev": False},
+            "parser_kwargs": {
+                "allow_abbrev": False,
+                "epilog": "lit-rl rollout --config FILE --row 3 holds one conversation and prints it.",
+            },
         }
         super().__init__(model_class, datamodule_class, args=args, run=run, **{**defaults, **kwargs})  # type: ignore[arg-type]
 

@@ -24,6 +24,7 @@ from lit_rl.experience.batch import Experience
 from lit_rl.experience.collector import Collector
 from lit_rl.experience.evaluation import EvaluationLoader
 from lit_rl.experience.loader import ExperienceLoader
+from lit_rl.experience.option_checks import check_at_least, check_sampling
 from lit_rl.experience.progress import PhaseProgress
 from lit_rl.models.loading import load_tokenizer, max_positions, resolve_model
 from lit_rl.rewards import RewardLoopManager, RewardSettings, check_data_sources
@@ -103,12 +104,12 @@ class RolloutDataModule(L.LightningDataModule):
             verbose: Show the logs of Ray and the engines.
         """
         super().__init__()
-        _check_at_least(1, prompts_per_iteration=prompts_per_iteration, group_size=group_size)
-        _check_at_least(1, num_mini_batches=num_mini_batches, ppo_epochs=ppo_epochs)
-        _check_at_least(1, max_tokens_per_micro_batch=max_tokens_per_micro_batch, micro_batch_size=micro_batch_size)
-        _check_at_least(1, max_prompt_tokens=max_prompt_tokens, max_response_tokens=max_response_tokens)
-        _check_at_least(1, val_samples_per_row=val_samples_per_row, num_cpus=num_cpus)
-        _check_at_least(0, dynamic_sampling_rounds=dynamic_sampling_rounds)
+        check_at_least(1, prompts_per_iteration=prompts_per_iteration, group_size=group_size)
+        check_at_least(1, num_mini_batches=num_mini_batches, ppo_epochs=ppo_epochs)
+        check_at_least(1, max_tokens_per_micro_batch=max_tokens_per_micro_batch, micro_batch_size=micro_batch_size)
+        check_at_least(1, max_prompt_tokens=max_prompt_tokens, max_response_tokens=max_response_tokens)
+        check_at_least(1, val_samples_per_row=val_samples_per_row, num_cpus=num_cpus)
+        check_at_least(0, dynamic_sampling_rounds=dynamic_sampling_rounds)
         if not rollout_timeout_s > 0:  # NaN included
             raise ValueError(f"data.rollout_timeout_s={rollout_timeout_s} must be above 0 (seconds).")
         if backend not in ("ray", "inline"):
@@ -143,8 +144,8 @@ class RolloutDataModule(L.LightningDataModule):
         self.num_cpus = num_cpus
         self.rollout_timeout_s = rollout_timeout_s
         self.verbose = verbose
-        _check_sampling(self.sampling, "sampling")
-        _check_sampling(self.val_sampling, "val_sampling")
+        check_sampling(self.sampling, "sampling")
+        check_sampling(self.val_sampling, "val_sampling")
         if not self.sampling.temperature > 0:
             raise ValueError(
                 f"data.sampling.temperature={self.sampling.temperature} must be above 0: a greedy policy explores "
@@ -394,20 +395,3 @@ async def _stop_all(managers: Sequence[Any]) -> list[Any]:
 def _limited(sampling: SamplingParams, max_response_tokens: int) -> SamplingParams:
     """The sampling with the data's response limit, which is the one setting for it."""
     return replace(sampling, max_tokens=max_response_tokens)
-
-
-def _check_sampling(sampling: SamplingParams, name: str) -> None:
-    for is_valid, option, rule in (
-        (sampling.temperature >= 0, "temperature", "0 (greedy) or above"),
-        (0 < sampling.top_p <= 1, "top_p", "in (0, 1]"),
-        (sampling.top_k >= -1, "top_k", "at least 1, or -1 (all)"),
-        (sampling.repetition_penalty > 0, "repetition_penalty", "above 0"),
-    ):
-        if not is_valid:
-            raise ValueError(f"data.{name}.{option}={getattr(sampling, option)} must be {rule}.")
-
-
-def _check_at_least(limit: int, **options: int | None) -> None:
-    for name, value in options.items():
-        if value is not None and value < limit:
-            raise ValueError(f"data.{name}={value} must be at least {limit}.")

@@ -102,8 +102,6 @@ def learn(
     """Train, and return the mean reward of each iteration."""
     bandit = Bandit(module, seed, group_size=group_size, num_mini_batches=num_mini_batches)
     options: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = L.Trainer(
-        accelerator="cpu", devices=1, max_epochs=iterations, enable_model_summary=False, **options
-    )
+    trainer = L.Trainer(accelerator="cpu", devices=1, max_epochs=iterations, enable_model_summary=False, **options)
     trainer.fit(module, train_dataloaders=bandit.loader())
     return bandit.rewards

@@ -165,7 +165,8 @@ def test_prompt_longer_than_the_model_fails_its_trajectory_and_is_not_retried(ru
 
 def test_unknown_agent_name_fails_that_row_and_lists_the_known_ones(runtime: Runtime) -> None:
     trajectories = generate(runtime, EchoClient(), [request("a", agent_name="singel_turn"), request("b")])
-    assert "Unknown agent loop 'singel_turn'. Known: openai_agent, single_turn_agent, tool_agent" in (trajectories[0].error or "")
+    known = "Known: openai_agent, single_turn_agent, tool_agent"
+    assert f"Unknown agent loop 'singel_turn'. {known}" in (trajectories[0].error or "")
     assert trajectories[1].text == "b"
 
 

@@ -15,7 +15,6 @@ _QUIET_VARIABLES = {
     # Read by engine and worker processes, which inherit the environment of the process that starts them.
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
-    "RAY_BACKEND_LOG_LEVEL": "error",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS": "1",
     "TRANSFORMERS_VERBOSITY": "error",

@@ -1,11 +1,13 @@
-"""Ends the daemons of a cluster whose driver was killed.
+"""Ends what a killed process leaves behind: the daemons of a driver's cluster, and the children of a worker.
 
 Ray's own daemons end with their driver, except two agents: those try for a minute to report the death to a server
-that is gone (Ray 2.60). The guardian is a shell that waits for the driver's end of a pipe to close.
+that is gone; and its workers end with their daemon, before they could end a process they have started (Ray 2.60). A
+guardian is a shell that waits for its process's end of a pipe to close.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -19,6 +21,9 @@ while [ $# -gt 1 ]; do
     shift 2
 done
 """
+
+# In POSIX's form: dash refuses `kill -9 -- -GROUP`.
+_GROUP_SCRIPT = 'read -r _; kill -s KILL -- "-$1" 2>/dev/null'
 
 
 class Guardian:
@@ -42,6 +47,23 @@ class Guardian:
             shell.wait(5.0)
             assert shell.stdin is not None
             shell.stdin.close()
+
+
+def guard_children() -> subprocess.Popen[bytes]:
+    """Have the processes below this one killed when it ends, however it ends.
+
+    This process becomes the leader of a process group; children that leave the group are not followed.
+
+    Returns:
+        The guardian. It acts when this object is gone, so keep it.
+    """
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)
+    return subprocess.Popen(
+        ["/bin/sh", "-c", _GROUP_SCRIPT, "lit_rl-guardian", str(os.getpid())],
+        stdin=subprocess.PIPE,
+        start_new_session=True,  # not in the group it ends
+    )
 
 
 def _start_of(pid: int) -> list[str]:

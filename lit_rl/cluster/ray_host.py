@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import ctypes
 import inspect
 import os
 import pickle
+import signal
 import socket
 import sys
 import threading
@@ -22,6 +24,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
+
+from lit_rl.cluster.guardian import guard_children
 
 # Set by a trainer's launcher and inherited through Ray: a worker must not take itself for a training rank (vLLM would).
 RANK_VARIABLES = (
@@ -36,6 +40,7 @@ RANK_VARIABLES = (
 )
 
 _PARENT_POLL_S = 0.25
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 @dataclass
@@ -111,6 +116,8 @@ class WorkerHost:
                 os.environ.pop(variable, None)
             else:
                 os.environ[variable] = value
+        keep_exit_codes()
+        self._guardian = guard_children()
         self._worker: Any = None
         self._failure: Failure | None = None
         self._is_ready = asyncio.Event()
@@ -170,6 +177,24 @@ class WorkerHost:
         await asyncio.to_thread(end_processes, children, 2.0)
 
 
+def keep_exit_codes() -> None:
+    """Let this process wait for its children again, after Ray has connected it.
+
+    Where the sub-reaper is on, Ray ignores SIGCHLD in drivers and workers (2.60): the exit code of every child is lost,
+    and `subprocess` reports 0 for all of them, to rewards and tools as well.
+    """
+    # In C: Python sets signals from the main thread only, which in Ray's workers runs none of our code.
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+    libc.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def adopt_no_orphans() -> None:
+    """Undo that Ray made this process the parent of every orphan below it (2.60): nobody here would wait for them."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
 def end_processes(processes: list[psutil.Process], grace_s: float) -> None:
     """Terminate processes, and kill those that are still there after ``grace_s`` seconds."""
     for process in processes:
@@ -183,10 +208,7 @@ def end_processes(processes: list[psutil.Process], grace_s: float) -> None:
 
 
 def _die_with_parent(parent: int) -> None:
-    """End this process and its children once the node's daemon is gone: a killed driver takes its daemons with it."""
+    """End this process once the node's daemon is gone: a killed driver takes its daemons with it."""
     while os.getppid() == parent:
         time.sleep(_PARENT_POLL_S)
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            child.kill()
-    os._exit(1)
+    os._exit(1)  # the guardian ends the children

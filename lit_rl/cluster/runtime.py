@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import psutil
 
 from lit_rl.cluster.guardian import Guardian
+from lit_rl.cluster.ray_host import adopt_no_orphans, keep_exit_codes
 
 if TYPE_CHECKING:
     from lit_rl.cluster.worker_group import WorkerGroup
@@ -209,6 +210,8 @@ class Runtime:
             # Ray puts a handler of its own in place, in the main thread (2.60). The default it may replace.
             if callable(on_sigterm) and threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, on_sigterm)
+            keep_exit_codes()
+            adopt_no_orphans()
             self._has_connected = True
             self._session_dir = str(context.address_info.get("session_dir") or "") if starts_cluster else ""
             self._guardian = Guardian(process.pid for process in _session_processes(self._session_dir))

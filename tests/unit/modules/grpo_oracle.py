@@ -1,8 +1,4 @@
-"""A plain float64 GRPO that the module's update is held against.
-
-Padded, one process, own softmax, own advantages, own AdamW: nothing of lit_rl is used, only a Hugging Face model's
-forward pass.
-"""
+"""A plain float64 GRPO to hold the module's update against: one sequence at a time, own softmax and AdamW."""
 
 from __future__ import annotations
 
@@ -42,8 +38,8 @@ def oracle_weights(
             mask = torch.tensor(trajectories[i].loss_mask, dtype=torch.float64)
             new = logprobs(model, trajectories[i], temperature)
             ratio = (new - old[i]).exp()
-            surrogate = torch.minimum(ratio * advantages[i], ratio.clamp(1 - clip[0], 1 + clip[1]) * advantages[i])
-            token_loss = -surrogate
+            clipped = ratio.clamp(1 - clip[0], 1 + clip[1])
+            token_loss = -torch.minimum(ratio * advantages[i], clipped * advantages[i])
             if ref is not None:
                 gap = ref[i] - new
                 token_loss = token_loss + kl_coef * (gap.exp() - gap - 1)
@@ -57,22 +53,16 @@ def sequence_weights(trajectories: Sequence[Trajectory], mode: str, loss_scale: 
     """What the summed token losses of each sequence of a mini-batch count for."""
     lengths = [t.num_loss_tokens for t in trajectories]
     filled = max(sum(length > 0 for length in lengths), 1)
-    if mode == "token-sum":
-        return [1.0] * len(lengths)
-    if mode == "token-mean":
-        return [1.0 / max(sum(lengths), 1)] * len(lengths)
-    if mode == "seq-mean-token-sum":
-        return [1.0 / filled] * len(lengths)
-    if mode == "seq-mean-token-sum-norm":
-        return [1.0 / filled / loss_scale] * len(lengths)
+    constant = {"token-sum": 1.0, "token-mean": 1.0 / max(sum(lengths), 1), "seq-mean-token-sum": 1.0 / filled}
+    constant["seq-mean-token-sum-norm"] = 1.0 / filled / loss_scale
+    if mode in constant:
+        return [constant[mode]] * len(lengths)
     if mode == "seq-mean-token-mean":
         return [1.0 / filled / max(length, 1) for length in lengths]
     assert mode == "prompt-mean"
-    of_group = {t.group_id: 0 for t in trajectories}
-    for t, length in zip(trajectories, lengths, strict=True):
-        of_group[t.group_id] += length
-    num_prompts = sum(tokens > 0 for tokens in of_group.values())
-    return [1.0 / num_prompts / max(of_group[t.group_id], 1) for t in trajectories]
+    groups = [[o.num_loss_tokens for o in trajectories if o.group_id == t.group_id] for t in trajectories]
+    num_prompts = len({t.group_id for t in trajectories if t.num_loss_tokens > 0})
+    return [1.0 / num_prompts / max(sum(group), 1) for group in groups]
 
 
 def logprobs(model: torch.nn.Module, trajectory: Trajectory, temperature: float) -> Tensor:

@@ -224,7 +224,7 @@ def test_a_fit_over_ray_and_vllm_learns_from_the_policy_it_trains(lit_rl, tmp_pa
 
     run = lit_rl("fit", "--config", recipe)
 
-    assert run.wait(300) == 0, run.stderr
+    assert run.wait(540) == 0, run.stderr
     assert run.left_over(5.0) == []
     folder = the_run_folder(tmp_path)
     with (folder / "metrics.csv").open() as file:

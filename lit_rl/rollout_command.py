@@ -17,6 +17,7 @@ from typing import Any
 
 from lit_rl.data import PromptSource
 from lit_rl.quiet import configure_logging
+from lit_rl.run_folder import resolve_checkpoint
 from lit_rl.types import Prompt, Trajectory
 from lit_rl.weight_sync.publisher import WeightPublisher
 
@@ -41,7 +42,8 @@ def run_rollout(arguments: Sequence[str]) -> None:
         data = run.datamodule
         prompt = find_row(data.sources[options.split], options.split, options.row)
         _narrow(data, prompt, options)
-        run.trainer.predict(run.model, datamodule=data, ckpt_path=options.ckpt_path, return_predictions=False)
+        checkpoint = _checkpoint(options.ckpt_path, run.config.run_name)
+        run.trainer.predict(run.model, datamodule=data, ckpt_path=checkpoint, return_predictions=False)
     uses_color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     for trajectory in data.last_validation_trajectories:
         print(describe(prompt, trajectory, data.decode, uses_color=uses_color))
@@ -58,6 +60,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--greedy", action="store_true", help="Sampling of validation instead of training.")
     parser.add_argument("--ckpt_path", default=None, help="Weights; without it those of the model as it was loaded.")
     return parser
+
+
+def _checkpoint(given: str | None, run_name: str) -> str | None:
+    """The file of a checkpoint, of a run folder, or of the newest run of this name below ``runs``."""
+    try:
+        return resolve_checkpoint(given, "runs", run_name, required=True)
+    except FileNotFoundError as error:
+        raise SystemExit(f"lit-rl: error: {error}") from None
 
 
 def _build(options: argparse.Namespace, overrides: list[str]) -> Any:

@@ -39,34 +39,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = (
-    "CISPO",
-    "ClipCov",
-    "ClippedPolicyModule",
-    "DAPO",
-    "DPPO",
-    "DecoupledPPO",
-    "DrGRPO",
-    "GMPO",
-    "GPG",
-    "GRPO",
-    "GSPO",
-    "GroupRelativeModule",
-    "KLCov",
-    "MaxRL",
-    "OPO",
-    "PPO",
-    "PassAtK",
-    "PolicyGradientModule",
-    "RLOO",
-    "ReMax",
-    "ReinforcePlusPlus",
-    "ReinforcePlusPlusBaseline",
-    "SAPO",
-    "TokenRewardModule",
-)
-_LAZY = {"RolloutDataModule": "lit_rl.datamodule", **dict.fromkeys(_MODULES, "lit_rl.modules")}
-
 __all__ = [
     "CISPO",
     "ClipCov",
@@ -95,6 +67,8 @@ __all__ = [
     "TokenRewardModule",
     "__version__",
 ]
+
+_LAZY = dict.fromkeys(set(__all__) - {"__version__"}, "lit_rl.modules") | {"RolloutDataModule": "lit_rl.datamodule"}
 
 
 def __getattr__(name: str) -> Any:

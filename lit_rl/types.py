@@ -88,6 +88,23 @@ class TokenOutput:
 
 
 @dataclass(kw_only=True)
+class ScoreOutput:
+    """What a replica's weights say about given tokens.
+
+    Attributes:
+        logprobs: One per scored token, in nats.
+        top_ids: Per scored token, the ids of the most likely tokens at its place, best first; empty unless asked for.
+        top_logprobs: Their log-probs, in nats.
+        policy_version: Weight version that scored.
+    """
+
+    logprobs: list[float]
+    top_ids: list[list[int]] = field(default_factory=list)
+    top_logprobs: list[list[float]] = field(default_factory=list)
+    policy_version: int
+
+
+@dataclass(kw_only=True)
 class Trajectory:
     """One conversation as a flat token sequence, with what learning needs to know about it.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import uuid
 from typing import Any
 
 from lit_rl.cluster import Runtime, WorkerGroup, WorkerHandle
@@ -18,6 +19,7 @@ from lit_rl.serving.load_balancer import LoadBalancer
 from lit_rl.serving.replica import INITIAL_VERSION, WeightReport
 from lit_rl.serving.settings import ServingSettings
 from lit_rl.serving.vllm_replica import replica_environment
+from lit_rl.types import ScoreOutput
 
 log = logging.getLogger(__name__)
 
@@ -186,6 +188,35 @@ class LLMServerManager:
     def weights_changed(self) -> bool:
         """Whether the last update left other weights in the engines than the one before."""
         return self._checksum != self._previous_checksum
+
+    async def score(
+        self, sequences: list[tuple[list[int], list[int]]], *, temperature: float = 1.0
+    ) -> dict[str, list[ScoreOutput]]:
+        """Have every replica score the same sequences, to compare them: whoever wants an answer asks a `client`.
+
+        Args:
+            sequences: Prompt and response ids of each; see `Replica.score`.
+            temperature: Divides the logits.
+
+        Returns:
+            One answer per sequence under each replica's name.
+
+        Raises:
+            Exception: The first replica's that failed, as it is.
+        """
+        assert self.replicas is not None
+        timeout_s = self.settings.request_timeout_s
+
+        async def ask(worker: WorkerHandle) -> list[ScoreOutput]:
+            calls = [
+                worker.call("score", prompt_ids, response_ids, uuid.uuid4().hex, temperature, timeout_s=timeout_s)
+                for prompt_ids, response_ids in sequences
+            ]
+            return await asyncio.gather(*calls)
+
+        workers = self.replicas.workers
+        answers = await asyncio.gather(*(ask(worker) for worker in workers))
+        return {worker.name: answer for worker, answer in zip(workers, answers, strict=True)}
 
     async def health(self) -> list[dict[str, Any]]:
         """Ask every replica; raises when one has died."""

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import ActionYesNo
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -33,6 +34,7 @@ from lit_rl.callbacks.run_config import LogRunConfig
 from lit_rl.callbacks.trajectory_log import TrajectoryLog
 from lit_rl.config_keys import ConfigError, KeyChecker, parser_keys
 from lit_rl.metrics_file import MetricsFileLogger
+from lit_rl.option_values import shortened
 from lit_rl.quiet import configure_logging
 from lit_rl.refused_options import check_run_name, check_trainer_options
 from lit_rl.rollout_command import run_rollout
@@ -59,8 +61,26 @@ LINKS = {
 """Option of a part to the top-level option that alone sets it."""
 # Run-only keys of a saved configuration: arguments of the sub-command, not of the objects.
 _RUN_ARGUMENTS = ("ckpt_path", "weights_only")
+# Modules whose errors at construction are about an option: ours, and what the Trainer is made of.
+_CHECKED_BY = ("lit_rl.", "lightning.pytorch.trainer.", "lightning.fabric.", "lightning.pytorch.accelerators.")
 _INTERRUPTED = 130
 _TERMINATED = 143
+
+
+class ShortErrorParser(LightningArgumentParser):
+    """The parser, its errors cut down to option and reason."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise instead of printing the usage, which has a line for each of some hundred options.
+
+        Args:
+            message: jsonargparse's.
+            ex: Its cause.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(shortened(message)) from ex
 
 
 class RLCLI(LightningCLI):
@@ -92,6 +112,7 @@ class RLCLI(LightningCLI):
             "save_config_callback": None,
             "auto_configure_optimizers": False,
             "trainer_defaults": TRAINER_DEFAULTS,
+            "parser_class": ShortErrorParser,
             # Flat: given per sub-command, abbreviations are accepted all the same (jsonargparse 4.53).
             "parser_kwargs": {
                 "allow_abbrev": False,
@@ -150,7 +171,7 @@ class RLCLI(LightningCLI):
             check_trainer_options(settings, self._parser(subcommand))
             if settings.run_name is None:
                 files = settings.get("config") or []
-                settings.run_name = Path(str(files[-1].relative)).stem if files else "run"
+                settings.run_name = Path(os.fspath(files[-1])).stem if files else "run"
             check_run_name(settings.run_name)
         except ConfigError as error:
             _stop_with(error)
@@ -183,15 +204,15 @@ class RLCLI(LightningCLI):
             _stop_with(error)
 
     def instantiate_classes(self) -> None:
-        """Build the parts; an option that one of ours refuses stops the run with its message alone."""
+        """Build the parts; an option that one of ours or the Trainer refuses stops the run with its message alone."""
         try:
             super().instantiate_classes()
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, MisconfigurationException) as error:
             # jsonargparse wraps it once per level, in the types it tried and the whole configuration.
             cause: BaseException | None = error
-            while cause is not None and _raised_in(cause).partition(".")[0] != "lit_rl":
+            while cause is not None and not _raised_in(cause).startswith(_CHECKED_BY):
                 cause = cause.__cause__
-            if isinstance(cause, ValueError | OSError):
+            if isinstance(cause, ValueError | OSError | MisconfigurationException):
                 _stop_with(cause)
             raise
 
@@ -260,14 +281,14 @@ class RLCLI(LightningCLI):
         os.environ[RUN_FOLDER_VARIABLE] = str(folder)
         parser = self._parser(self.subcommand)
         settings = self.config[self.subcommand] if self.subcommand else self.config
-        parser.save(settings, folder / "config.yaml", skip_none=False, multifile=False)
+        parser.save(settings, folder / "config.yaml", skip_unset=False, multifile=False)
         return folder
 
     def _resolved_config(self) -> dict[str, Any]:
         """The whole configuration as nested plain values, linked ones included."""
         parser = self._parser(self.subcommand)
         settings = self.config[self.subcommand] if self.subcommand else self.config
-        return dict(yaml.safe_load(parser.dump(settings, skip_none=False, skip_link_targets=False, format="yaml")))
+        return dict(yaml.safe_load(parser.dump(settings, skip_unset=False, skip_link_targets=False, format="yaml")))
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         arguments = super()._prepare_subcommand_kwargs(subcommand)

@@ -30,7 +30,7 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 from lit_rl.callbacks.checkpoint import IterationCheckpoint
 from lit_rl.callbacks.progress import RLProgress
 from lit_rl.callbacks.reward_plot import RewardPlot
-from lit_rl.callbacks.run_config import LogRunConfig
+from lit_rl.callbacks.run_config import LogRunConfig, keep_wandb_files_in
 from lit_rl.callbacks.trajectory_log import TrajectoryLog
 from lit_rl.config_keys import ConfigError, KeyChecker, parser_keys
 from lit_rl.metrics_file import MetricsFileLogger
@@ -229,6 +229,7 @@ class RLCLI(LightningCLI):
             )
         except ConfigError as error:
             _stop_with(error)
+        keep_wandb_files_in(self.run_folder, loggers)
         self.run_folder = self._make_run_folder()
         given = settings.get("logger")
         loggers = list(given) if isinstance(given, list | tuple) else [given] if isinstance(given, Logger) else []

@@ -235,4 +235,5 @@ def test_wandb_gets_the_whole_config_nested_and_once(fit, monkeypatch) -> None:
 
 @pytest.mark.parametrize("form", [["--verbose"], ["--verbose=true"], ["--verbose", "true"]])
 def test_verbose_is_a_flag_and_an_option(parse, form) -> None:
+    assert [path.parent for path in Path().rglob("offline-run-*")] == [cli.run_folder / "wandb"]
     assert parse(*form).datamodule.verbose is True

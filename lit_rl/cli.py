@@ -31,6 +31,7 @@ from lit_rl.callbacks.checkpoint import IterationCheckpoint
 from lit_rl.callbacks.progress import RLProgress
 from lit_rl.callbacks.reward_plot import RewardPlot
 from lit_rl.callbacks.run_config import LogRunConfig, keep_wandb_files_in
+from lit_rl.checkpoint_file import check_checkpoint
 from lit_rl.callbacks.trajectory_log import TrajectoryLog
 from lit_rl.config_keys import ConfigError, KeyChecker, parser_keys
 from lit_rl.metrics_file import MetricsFileLogger
@@ -193,14 +194,16 @@ class RLCLI(LightningCLI):
         """Nothing: the configuration is the only source of hyper-parameters, a checkpoint never overrides it."""
 
     def before_instantiate_classes(self) -> None:
-        """Find the checkpoint, when a sub-command runs."""
+        """Find the checkpoint and look into it, when a sub-command runs."""
         if self.subcommand is None:
             return
         runs_dir, run_name = self._get(self.config, "runs_dir"), self._get(self.config, "run_name")
         given = self.config[self.subcommand].get("ckpt_path")
         try:
             self.ckpt_path = resolve_checkpoint(given, runs_dir, run_name, required=self.subcommand != "fit")
-        except FileNotFoundError as error:
+            if self.ckpt_path is not None:
+                check_checkpoint(self.ckpt_path, resumes=self.subcommand == "fit")
+        except (FileNotFoundError, ConfigError) as error:
             _stop_with(error)
 
     def instantiate_classes(self) -> None:

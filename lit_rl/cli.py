@@ -10,7 +10,6 @@ use instead, and mistyped keys found before anything starts. It builds and runs;
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import sys
 import tempfile
@@ -31,21 +30,16 @@ from lit_rl.callbacks.checkpoint import IterationCheckpoint
 from lit_rl.callbacks.progress import RLProgress
 from lit_rl.callbacks.reward_plot import RewardPlot
 from lit_rl.callbacks.run_config import LogRunConfig, keep_wandb_files_in
-from lit_rl.checkpoint_file import check_checkpoint
 from lit_rl.callbacks.trajectory_log import TrajectoryLog
+from lit_rl.checkpoint_file import check_checkpoint
 from lit_rl.config_keys import ConfigError, KeyChecker, parser_keys
 from lit_rl.metrics_file import MetricsFileLogger
 from lit_rl.option_values import shortened
 from lit_rl.quiet import configure_logging
 from lit_rl.refused_options import check_run_name, check_trainer_options
 from lit_rl.rollout_command import run_rollout
-from lit_rl.run_folder import (
-    RUN_FOLDER_VARIABLE,
-    create_run_folder,
-    inherited_run_folder,
-    last_checkpoint,
-    resolve_checkpoint,
-)
+from lit_rl.run_folder import RUN_FOLDER_VARIABLE, create_run_folder, inherited_run_folder, resolve_checkpoint
+from lit_rl.run_messages import how_to_resume, outcome
 
 TRAINER_DEFAULTS = {
     "log_every_n_steps": 1,
@@ -232,10 +226,10 @@ class RLCLI(LightningCLI):
             )
         except ConfigError as error:
             _stop_with(error)
-        keep_wandb_files_in(self.run_folder, loggers)
         self.run_folder = self._make_run_folder()
         given = settings.get("logger")
         loggers = list(given) if isinstance(given, list | tuple) else [given] if isinstance(given, Logger) else []
+        keep_wandb_files_in(self.run_folder, loggers)
         return super().instantiate_trainer(
             **{
                 "default_root_dir": str(self.run_folder),
@@ -309,9 +303,10 @@ class RLCLI(LightningCLI):
         print(f"{subcommand}{source}: files go to {self.run_folder}; starting engines and workers ...", flush=True)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run it; when it is cut short, say how to go on."""
+        """Run it and say where its results are; when it is cut short, say how to go on."""
         try:
             super()._run_subcommand(subcommand)
+            self._print_outcome(subcommand)
         except KeyboardInterrupt:
             self._exit_resumable(_INTERRUPTED, "Interrupted")
         except SystemExit as request:
@@ -330,16 +325,17 @@ class RLCLI(LightningCLI):
         raise SystemExit(code)
 
     @rank_zero_only
+    def _print_outcome(self, subcommand: str) -> None:
+        assert self.run_folder is not None
+        if (line := outcome(subcommand, self.run_folder)) is not None:
+            print(line, flush=True)
+
+    @rank_zero_only
     def _print_resume_line(self, what: str, *, only_with_checkpoint: bool = False) -> None:
         if self.subcommand != "fit" or self.run_folder is None:
             return
-        last = last_checkpoint(self.run_folder)
-        if last is None:
-            if not only_with_checkpoint:
-                sys.stderr.write(f"{what}; no iteration was saved, so there is nothing to resume from.\n")
-            return
-        command = ["lit-rl", "fit", "--config", str(self.run_folder / "config.yaml"), "--ckpt_path", str(last)]
-        sys.stderr.write(f"{what}; {last.resolve().name} is kept. Resume with: {shlex.join(command)}\n")
+        if (line := how_to_resume(self.run_folder, what, only_with_checkpoint=only_with_checkpoint)) is not None:
+            sys.stderr.write(f"{line}\n")
 
 
 def build_from_config(

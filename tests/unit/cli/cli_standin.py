@@ -66,6 +66,9 @@ class BaseModule(L.LightningModule):
 
     test_step = validation_step
 
+    def predict_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        pass
+
 
 class ModuleA(BaseModule):
     def __init__(
@@ -155,7 +158,7 @@ class Data(L.LightningDataModule):
     def val_dataloader(self):
         return [torch.zeros(1, 2)]
 
-    test_dataloader = val_dataloader
+    test_dataloader = predict_dataloader = val_dataloader
 
     def state_dict(self):
         return {"position": self.position}

@@ -10,7 +10,6 @@ use instead, and mistyped keys found before anything starts. It builds and runs;
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import ActionYesNo
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -29,20 +29,17 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 from lit_rl.callbacks.checkpoint import IterationCheckpoint
 from lit_rl.callbacks.progress import RLProgress
 from lit_rl.callbacks.reward_plot import RewardPlot
-from lit_rl.callbacks.run_config import LogRunConfig
+from lit_rl.callbacks.run_config import LogRunConfig, keep_wandb_files_in
 from lit_rl.callbacks.trajectory_log import TrajectoryLog
+from lit_rl.checkpoint_file import check_checkpoint
 from lit_rl.config_keys import ConfigError, KeyChecker, parser_keys
 from lit_rl.metrics_file import MetricsFileLogger
+from lit_rl.option_values import shortened
 from lit_rl.quiet import configure_logging
 from lit_rl.refused_options import check_run_name, check_trainer_options
 from lit_rl.rollout_command import run_rollout
-from lit_rl.run_folder import (
-    RUN_FOLDER_VARIABLE,
-    create_run_folder,
-    inherited_run_folder,
-    last_checkpoint,
-    resolve_checkpoint,
-)
+from lit_rl.run_folder import RUN_FOLDER_VARIABLE, create_run_folder, inherited_run_folder, resolve_checkpoint
+from lit_rl.run_messages import how_to_resume, outcome
 
 TRAINER_DEFAULTS = {
     "log_every_n_steps": 1,
@@ -59,8 +56,26 @@ LINKS = {
 """Option of a part to the top-level option that alone sets it."""
 # Run-only keys of a saved configuration: arguments of the sub-command, not of the objects.
 _RUN_ARGUMENTS = ("ckpt_path", "weights_only")
+# Modules whose errors at construction are about an option: ours, and what the Trainer is made of.
+_CHECKED_BY = ("lit_rl.", "lightning.pytorch.trainer.", "lightning.fabric.", "lightning.pytorch.accelerators.")
 _INTERRUPTED = 130
 _TERMINATED = 143
+
+
+class ShortErrorParser(LightningArgumentParser):
+    """The parser, its errors cut down to option and reason."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise instead of printing the usage, which has a line for each of some hundred options.
+
+        Args:
+            message: jsonargparse's.
+            ex: Its cause.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(shortened(message)) from ex
 
 
 class RLCLI(LightningCLI):
@@ -92,6 +107,7 @@ class RLCLI(LightningCLI):
             "save_config_callback": None,
             "auto_configure_optimizers": False,
             "trainer_defaults": TRAINER_DEFAULTS,
+            "parser_class": ShortErrorParser,
             # Flat: given per sub-command, abbreviations are accepted all the same (jsonargparse 4.53).
             "parser_kwargs": {
                 "allow_abbrev": False,
@@ -150,7 +166,7 @@ class RLCLI(LightningCLI):
             check_trainer_options(settings, self._parser(subcommand))
             if settings.run_name is None:
                 files = settings.get("config") or []
-                settings.run_name = Path(str(files[-1].relative)).stem if files else "run"
+                settings.run_name = Path(os.fspath(files[-1])).stem if files else "run"
             check_run_name(settings.run_name)
         except ConfigError as error:
             _stop_with(error)
@@ -172,26 +188,28 @@ class RLCLI(LightningCLI):
         """Nothing: the configuration is the only source of hyper-parameters, a checkpoint never overrides it."""
 
     def before_instantiate_classes(self) -> None:
-        """Find the checkpoint, when a sub-command runs."""
+        """Find the checkpoint and look into it, when a sub-command runs."""
         if self.subcommand is None:
             return
         runs_dir, run_name = self._get(self.config, "runs_dir"), self._get(self.config, "run_name")
         given = self.config[self.subcommand].get("ckpt_path")
         try:
             self.ckpt_path = resolve_checkpoint(given, runs_dir, run_name, required=self.subcommand != "fit")
-        except FileNotFoundError as error:
+            if self.ckpt_path is not None:
+                check_checkpoint(self.ckpt_path, resumes=self.subcommand == "fit")
+        except (FileNotFoundError, ConfigError) as error:
             _stop_with(error)
 
     def instantiate_classes(self) -> None:
-        """Build the parts; an option that one of ours refuses stops the run with its message alone."""
+        """Build the parts; an option that one of ours or the Trainer refuses stops the run with its message alone."""
         try:
             super().instantiate_classes()
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, MisconfigurationException) as error:
             # jsonargparse wraps it once per level, in the types it tried and the whole configuration.
             cause: BaseException | None = error
-            while cause is not None and _raised_in(cause).partition(".")[0] != "lit_rl":
+            while cause is not None and not _raised_in(cause).startswith(_CHECKED_BY):
                 cause = cause.__cause__
-            if isinstance(cause, ValueError | OSError):
+            if isinstance(cause, ValueError | OSError | MisconfigurationException):
                 _stop_with(cause)
             raise
 
@@ -211,6 +229,7 @@ class RLCLI(LightningCLI):
         self.run_folder = self._make_run_folder()
         given = settings.get("logger")
         loggers = list(given) if isinstance(given, list | tuple) else [given] if isinstance(given, Logger) else []
+        keep_wandb_files_in(self.run_folder, loggers)
         return super().instantiate_trainer(
             **{
                 "default_root_dir": str(self.run_folder),
@@ -260,14 +279,14 @@ class RLCLI(LightningCLI):
         os.environ[RUN_FOLDER_VARIABLE] = str(folder)
         parser = self._parser(self.subcommand)
         settings = self.config[self.subcommand] if self.subcommand else self.config
-        parser.save(settings, folder / "config.yaml", skip_none=False, multifile=False)
+        parser.save(settings, folder / "config.yaml", skip_unset=False, multifile=False)
         return folder
 
     def _resolved_config(self) -> dict[str, Any]:
         """The whole configuration as nested plain values, linked ones included."""
         parser = self._parser(self.subcommand)
         settings = self.config[self.subcommand] if self.subcommand else self.config
-        return dict(yaml.safe_load(parser.dump(settings, skip_none=False, skip_link_targets=False, format="yaml")))
+        return dict(yaml.safe_load(parser.dump(settings, skip_unset=False, skip_link_targets=False, format="yaml")))
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         arguments = super()._prepare_subcommand_kwargs(subcommand)
@@ -284,9 +303,10 @@ class RLCLI(LightningCLI):
         print(f"{subcommand}{source}: files go to {self.run_folder}; starting engines and workers ...", flush=True)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run it; when it is cut short, say how to go on."""
+        """Run it and say where its results are; when it is cut short, say how to go on."""
         try:
             super()._run_subcommand(subcommand)
+            self._print_outcome(subcommand)
         except KeyboardInterrupt:
             self._exit_resumable(_INTERRUPTED, "Interrupted")
         except SystemExit as request:
@@ -305,16 +325,17 @@ class RLCLI(LightningCLI):
         raise SystemExit(code)
 
     @rank_zero_only
+    def _print_outcome(self, subcommand: str) -> None:
+        assert self.run_folder is not None
+        if (line := outcome(subcommand, self.run_folder)) is not None:
+            print(line, flush=True)
+
+    @rank_zero_only
     def _print_resume_line(self, what: str, *, only_with_checkpoint: bool = False) -> None:
         if self.subcommand != "fit" or self.run_folder is None:
             return
-        last = last_checkpoint(self.run_folder)
-        if last is None:
-            if not only_with_checkpoint:
-                sys.stderr.write(f"{what}; no iteration was saved, so there is nothing to resume from.\n")
-            return
-        command = ["lit-rl", "fit", "--config", str(self.run_folder / "config.yaml"), "--ckpt_path", str(last)]
-        sys.stderr.write(f"{what}; {last.resolve().name} is kept. Resume with: {shlex.join(command)}\n")
+        if (line := how_to_resume(self.run_folder, what, only_with_checkpoint=only_with_checkpoint)) is not None:
+            sys.stderr.write(f"{line}\n")
 
 
 def build_from_config(

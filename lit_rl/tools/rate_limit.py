@@ -204,9 +204,11 @@ class SharedRateLimit:
         Raises:
             TimeoutError: If none was granted in time.
         """
+        from lit_rl.cluster import call_again
+
         lease = uuid.uuid4().hex
         try:
-            await self.handle.call("acquire", lease, timeout_s=self.timeout_s)
+            await call_again(self.handle, "acquire", lease, timeout_s=self.timeout_s)
             yield
         finally:
             # Shielded: a cancelled trajectory must still give its lease back. Also after a failed call: the lease may
@@ -264,7 +266,7 @@ def create_rate_limiters(runtime: Runtime, tools: Iterable[Any]) -> dict[str, Wo
             kwargs = {"limit": asdict(limit)}
             # Two managers may live in one runtime.
             name = f"rate_limit_{tool.name}_{uuid.uuid4().hex[:8]}"
-            groups[tool.name] = WorkerGroup.create(runtime, RateLimiter, 1, name=name, kwargs=kwargs)
+            groups[tool.name] = WorkerGroup.create(runtime, RateLimiter, 1, name=name, kwargs=kwargs, restarts=True)
     return groups
 
 

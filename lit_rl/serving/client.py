@@ -105,7 +105,9 @@ class LLMServerClient:
         run = _Run(conversation_id, prompt_ids, sampling, time.monotonic() + self._deadline_s)
         while True:
             server_id = await self._acquire(run)
-            output = await self._attempt(run, server_id)
+            # A fresh id each time: the engine may still know the last one.
+            arguments = ([*run.prompt_ids, *run.token_ids], run.next_sampling(), uuid.uuid4().hex)
+            output: TokenOutput | None = await self._attempt(run, server_id, "generate", *arguments)
             if output is None:
                 continue
             run.append(output)
@@ -116,6 +118,28 @@ class LLMServerClient:
             self.counters.resumes += 1
             if not output.token_ids:
                 await self._pause(run, "replicas kept aborting the request")
+
+    async def classify(self, token_ids: list[int]) -> list[float]:
+        """Return what a sequence classifier says of a conversation; attempts and failures as in `generate`.
+
+        Args:
+            token_ids: The whole conversation.
+
+        Returns:
+            The classifier's outputs before any activation, one per label.
+
+        Raises:
+            ValueError: The replica refused the request, for example because it is too long.
+            GenerationFailedError: ``max_attempts`` failed, or ``deadline_s`` has passed.
+        """
+        self.counters.requests += 1
+        deadline = time.monotonic() + self._deadline_s
+        run = _Run(uuid.uuid4().hex, token_ids, SamplingParams(max_tokens=0), deadline)
+        while True:
+            server_id = await self._acquire(run)
+            outputs: list[float] | None = await self._attempt(run, server_id, "classify", token_ids)
+            if outputs is not None:
+                return outputs
 
     async def acquire(self, conversation_id: str) -> str | None:
         """Return the server of a conversation, to be given back with `release`; ``None`` if there is none."""
@@ -134,17 +158,14 @@ class LLMServerClient:
         run.failed_server = None
         return server_id
 
-    async def _attempt(self, run: _Run, server_id: str) -> TokenOutput | None:
-        """Return what the replica sampled, or ``None`` when it failed and the next attempt is due."""
+    async def _attempt(self, run: _Run, server_id: str, method: str, *arguments: Any) -> Any:
+        """Return what the replica answers, or ``None`` when it failed and the next attempt is due."""
         session = self._get_session()
         failure: BaseException | None = None
         try:
             replica = await self._get_replica(server_id)
             timeout_s = max(0.001, min(self._request_timeout_s, run.deadline - time.monotonic()))
-            # A fresh id each time: the engine may still know the last one.
-            arguments = ([*run.prompt_ids, *run.token_ids], run.next_sampling(), uuid.uuid4().hex)
-            output: TokenOutput = await replica.call("generate", *arguments, timeout_s=timeout_s)
-            return output
+            return await replica.call(method, *arguments, timeout_s=timeout_s)
         except _INFRASTRUCTURE_ERRORS as error:
             failure = error
         finally:

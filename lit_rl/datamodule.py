@@ -365,11 +365,11 @@ class RolloutDataModule(L.LightningDataModule):
         runtime = self._runtime = Runtime(backend=self.backend, num_cpus=self.num_cpus, verbose=self.verbose)  # type: ignore[arg-type]
         runtime.start()
         servers = LLMServerManager(runtime, self.serving, model, self.max_model_len, gpu=gpu, verbose=self.verbose)
-        rewards = RewardLoopManager(runtime, self.rewards)
+        rewards = RewardLoopManager(runtime, self.rewards, gpu=gpu, verbose=self.verbose)
         self._managers = [rewards, servers]
         start_s = self.serving.start_timeout_s
         runtime.loop.run(servers.start(), timeout_s=start_s + 60, what=f"{self.serving.num_replicas} replicas to start")
-        runtime.loop.run(rewards.start(), timeout_s=start_s, what="reward workers to start")
+        runtime.loop.run(rewards.start(), timeout_s=start_s + rewards.start_timeout_s, what="reward workers to start")
         run_folder = self.trainer.default_root_dir if self.trainer is not None else "."
         settings = self.agents.in_run_folder(run_folder)
         agents = AgentLoopManager(runtime, settings, servers.client(), model, rewards.handles, self._tools)

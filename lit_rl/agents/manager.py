@@ -85,6 +85,7 @@ class AgentLoopManager:
                 missing,
                 name=f"agent_loop_worker_{uuid.uuid4().hex[:8]}",
                 kwargs=self._worker_kwargs,
+                spread=True,
                 env={"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
             )
             self._groups.append(group)

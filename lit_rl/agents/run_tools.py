@@ -59,10 +59,10 @@ def row_schemas(settings: AgentSettings, tools: Mapping[str, Tool]) -> Callable[
 
     def schemas_of(prompt: Prompt) -> ToolSchemas:
         try:
-            loop_class = find_loop_class(prompt.agent_name, settings).cls
+            found = find_loop_class(prompt.agent_name, settings)
+            return found.cls.shown_schemas(tools, prompt, found.options)
         except ValueError as error:
             raise ValueError(f"Row {prompt.row_id}: {error}") from error
-        return loop_class.shown_schemas(tools, prompt)
 
     return schemas_of
 

@@ -2,11 +2,12 @@
 
 from lit_rl.cluster.dispatch import Broadcast, Dispatch, DispatchError, Execute, Mesh, MeshMember, Scatter, dispatch
 from lit_rl.cluster.group_method import WorkerGroupError
-from lit_rl.cluster.handle import WorkerDied, WorkerHandle
+from lit_rl.cluster.handle import RESTART_PAUSES_S, WorkerDied, WorkerHandle, call_again
 from lit_rl.cluster.runtime import EventLoopThread, Runtime
 from lit_rl.cluster.worker_group import WorkerGroup, find_worker
 
 __all__ = [
+    "RESTART_PAUSES_S",
     "Broadcast",
     "Dispatch",
     "DispatchError",
@@ -20,6 +21,7 @@ __all__ = [
     "WorkerGroup",
     "WorkerGroupError",
     "WorkerHandle",
+    "call_again",
     "dispatch",
     "find_worker",
 ]

@@ -39,8 +39,6 @@ class PromptFiles:
         paths = [Path(file).expanduser() for file in ([files] if isinstance(files, str | Path) else files)]
         if not paths:
             raise ValueError("PromptFiles: files is empty. Give at least one file.")
-        if max_samples is not None and max_samples < 1:
-            raise ValueError(f"PromptFiles: max_samples={max_samples} must be at least 1; leave it out for all rows.")
         placed = [(prompt, place) for path in paths for prompt, place in _read_prompts(path)]
         check_row_ids(placed)
         prompts = [prompt for prompt, _ in placed]
@@ -54,7 +52,13 @@ class PromptFiles:
 
 
 def choose_rows(prompts: list[Prompt], max_samples: int | None, sample_seed: int | None) -> list[Prompt]:
-    """Return at most ``max_samples`` prompts in their order: the first ones, or with a seed a random subset."""
+    """Return at most ``max_samples`` prompts in their order: the first ones, or with a seed a random subset.
+
+    Raises:
+        ValueError: If ``max_samples`` is below 1.
+    """
+    if max_samples is not None and max_samples < 1:
+        raise ValueError(f"max_samples={max_samples} must be at least 1; leave it out for all rows.")
     if max_samples is None or max_samples >= len(prompts):
         return prompts
     if sample_seed is None:

@@ -14,9 +14,10 @@ from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from lit_rl.cluster import WorkerHandle
-from lit_rl.rewards.functions import RewardFunction, importable_spec, load_reward_function
+from lit_rl.rewards.functions import MODELS_ARGUMENT, RewardFunction, importable_spec, load_reward_function
 from lit_rl.rewards.processes import ScoreProcessError, ScoreProcesses
 from lit_rl.rewards.result import RewardResult, ScoreRequest, ScoreTimeout, error_text, normalize_reward_return
+from lit_rl.rewards.served_models import ServedRewardModel
 from lit_rl.rewards.settings import RewardSettings
 from lit_rl.rewards.threads import ScoreThreads
 from lit_rl.tools.rate_limit import SharedRateLimit
@@ -28,10 +29,17 @@ class RewardLoopWorker:
     Args:
         settings: Checked and loaded here, so that a wrong name fails at start.
         rate_limits: Limiter workers of the run, by position of the part.
+        models: Reward models of the run, by name.
     """
 
-    def __init__(self, settings: RewardSettings, rate_limits: Mapping[int, WorkerHandle] | None = None) -> None:
+    def __init__(
+        self,
+        settings: RewardSettings,
+        rate_limits: Mapping[int, WorkerHandle] | None = None,
+        models: Mapping[str, ServedRewardModel] | None = None,
+    ) -> None:
         settings.check()
+        self._models = dict(models or {})
         self._settings = settings
         self._rate_limits = {index: SharedRateLimit(handle) for index, handle in (rate_limits or {}).items()}
         self._parts = settings.resolved_parts()
@@ -94,6 +102,8 @@ class RewardLoopWorker:
     async def _call(self, index: int, request: ScoreRequest) -> Any:
         function = self._functions[index]
         arguments = _arguments(function, request)
+        if function.takes_models:
+            arguments[MODELS_ARGUMENT] = self._models
         if self._processes is not None:
             return await self._processes.call(index, arguments)
         if function.is_async:

@@ -143,6 +143,28 @@ class LLMServerClient:
             if output is not None:
                 return output
 
+    async def classify(self, token_ids: list[int]) -> list[float]:
+        """Return what a sequence classifier says of a conversation; attempts and failures as in `generate`.
+
+        Args:
+            token_ids: The whole conversation.
+
+        Returns:
+            The classifier's outputs before any activation, one per label.
+
+        Raises:
+            ValueError: The replica refused the request, for example because it is too long.
+            GenerationFailedError: ``max_attempts`` failed, or ``deadline_s`` has passed.
+        """
+        self.counters.requests += 1
+        deadline = time.monotonic() + self._deadline_s
+        run = _Run(uuid.uuid4().hex, token_ids, SamplingParams(max_tokens=0), deadline)
+        while True:
+            server_id = await self._acquire(run)
+            outputs: list[float] | None = await self._attempt(run, server_id, "classify", token_ids)
+            if outputs is not None:
+                return outputs
+
     async def acquire(self, conversation_id: str) -> str | None:
         """Return the server of a conversation, to be given back with `release`; ``None`` if there is none."""
         return await self._get_session().acquire(conversation_id)

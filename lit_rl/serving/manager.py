@@ -53,6 +53,7 @@ class LLMServerManager:
         *,
         gpu: bool,
         verbose: bool = False,
+        prefix: str = "",
     ) -> None:
         """Keep what is needed; `start` starts the engines.
 
@@ -63,6 +64,7 @@ class LLMServerManager:
             max_model_len: Longest prompt plus response in tokens.
             gpu: Whether each replica takes GPUs.
             verbose: Show the engines' own logs.
+            prefix: Of the workers' names, where a runtime holds more than one manager.
         """
         self.runtime = runtime
         self.settings = settings
@@ -70,6 +72,7 @@ class LLMServerManager:
         self.max_model_len = max_model_len
         self.gpu = gpu
         self.verbose = verbose
+        self.prefix = prefix
         self.versions: dict[str, int] = {}
         self.replicas: WorkerGroup | None = None
         self._balancer: WorkerGroup | None = None
@@ -87,7 +90,7 @@ class LLMServerManager:
             self.runtime,
             _load_class(_REPLICA_CLASSES.get(self.settings.replica, self.settings.replica)),
             count,
-            name="replica",
+            name=f"{self.prefix}replica",
             kwargs={
                 "model": self.model,
                 "settings": self.settings,
@@ -110,9 +113,10 @@ class LLMServerManager:
                 self.runtime,
                 LoadBalancer,
                 1,
-                name="load_balancer",
+                name=f"{self.prefix}load_balancer",
                 kwargs={"servers": names},
                 env={"OMP_NUM_THREADS": "1"},
+                restarts=True,
             )
             await self._balancer.ready(60.0)
         except Exception as error:

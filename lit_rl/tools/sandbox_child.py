@@ -174,7 +174,11 @@ def main() -> None:
         if options["is_isolated"]:
             drop_capabilities()
             _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-            restrict_files(options["readable"], os.getcwd())
+            try:
+                restrict_files(options["readable"], os.getcwd())
+            except OSError:
+                if options["needs_landlock"]:  # else bubblewrap has hidden the files already
+                    raise
             restrict_system_calls()
         set_limits(options["limits"])
     except (OSError, ValueError) as error:

@@ -21,7 +21,9 @@ from lit_rl.tools import BaseTool, OpenAIFunctionToolSchema
 from lit_rl.tools.rate_limit import SharedRateLimit
 from lit_rl.types import Prompt, SamplingParams
 
-CHATML_TOOLS = Path(__file__).parents[3] / "examples" / "chatml_tools.jinja"
+EXAMPLES = Path(__file__).parents[3] / "examples"
+CHATML_TOOLS = EXAMPLES / "chatml_tools.jinja"
+OPENAI_LOOP = "lit_rl.agents.openai_agent.OpenAIAgentLoop"
 TWO_TOOLS = """
 tools:
   - class_name: test_run_tools.Noting
@@ -81,8 +83,28 @@ def test_a_loop_of_ones_own_says_what_it_shows(settings: AgentSettings) -> None:
 
 class FirstOnly(ToolAgentLoop):
     @classmethod
-    def shown_schemas(cls, tools, prompt):
-        return super().shown_schemas({"first": tools["first"]}, prompt)
+    def shown_schemas(cls, tools, prompt, options):
+        return super().shown_schemas({"first": tools["first"]}, prompt, options)
+
+
+def test_tools_that_an_openai_agent_names_are_measured_with_its_rows(settings: AgentSettings) -> None:
+    example = f"{EXAMPLES}/openai_agent.py"
+    options = {"agent": f"{example}:agent", "agent_tools": f"{example}:TOOLS"}
+    spec = AgentLoopSpec(loop_class=OPENAI_LOOP, options=options)
+    settings.agent_loops = {"mine": spec}
+    assert names(row_schemas(settings, {})(row(agent_name="mine"))) == ["add"]
+    spec.options = {"agent": f"{example}:agent"}
+    assert row_schemas(settings, {})(row(agent_name="mine")) == []
+
+
+@pytest.mark.parametrize(("name", "message"), [("agent", "list of tool schemas"), ("GONE", "cannot be imported")])
+def test_tools_of_an_openai_agent_that_are_none_are_refused_with_the_row(
+    settings: AgentSettings, name: str, message: str
+) -> None:
+    options = {"agent_tools": f"{EXAMPLES}/openai_agent.py:{name}"}
+    settings.agent_loops = {"mine": AgentLoopSpec(loop_class=OPENAI_LOOP, options=options)}
+    with pytest.raises(ValueError, match=f"Row row-7: agent_tools='.*:{name}'.*{message}"):
+        row_schemas(settings, {})(row(agent_name="mine"))
 
 
 def test_an_unknown_loop_is_found_with_its_row(settings: AgentSettings) -> None:

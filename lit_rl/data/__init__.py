@@ -1,7 +1,9 @@
-"""Prompts: where they come from, in which order they are used, and how they become token ids."""
+"""Prompts and demonstrations: where they come from, in which order they are used, and how they become token ids."""
 
 from lit_rl.data.arithmetic import Arithmetic
 from lit_rl.data.chat_template import ChatTemplate, ChatTemplateError
+from lit_rl.data.conversation_rows import Conversation, ConversationFiles, ConversationSource
+from lit_rl.data.conversation_tokens import ConversationTokens, tokenize_conversation
 from lit_rl.data.hugging_face import HuggingFaceDataset
 from lit_rl.data.overlong import OverlongCounts, WithoutOverlong
 from lit_rl.data.prompt_cursor import PromptCursor, fingerprint
@@ -13,6 +15,10 @@ __all__ = [
     "Arithmetic",
     "ChatTemplate",
     "ChatTemplateError",
+    "Conversation",
+    "ConversationFiles",
+    "ConversationSource",
+    "ConversationTokens",
     "HuggingFaceDataset",
     "OverlongCounts",
     "PromptCursor",
@@ -22,4 +28,5 @@ __all__ = [
     "ReasoningGym",
     "WithoutOverlong",
     "fingerprint",
+    "tokenize_conversation",
 ]

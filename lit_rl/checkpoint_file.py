@@ -49,7 +49,7 @@ def checkpoint_problem(file: Path, *, resumes: bool) -> str | None:
     if not zipfile.is_zipfile(file):
         return f"the file ({file.stat().st_size} bytes) is cut short, or no checkpoint at all."
     try:
-        content: Any = torch.load(file, map_location="cpu", mmap=True, weights_only=False)
+        content: Any = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
     except (
         RuntimeError,
         OSError,

@@ -33,11 +33,19 @@ class RayWorkerHandle:
     """A worker in an actor of its own. Picklable; the actor lives as long as the driver, or until `stop`."""
 
     def __init__(
-        self, name: str, actor: Any, identity: Any = None, started: Any = None, restarts: bool = False
+        self,
+        name: str,
+        actor: Any,
+        identity: Any = None,
+        started: Any = None,
+        restarts: bool = False,
+        blueprint: Any = None,
     ) -> None:
         self._name = name
         self._actor = actor
         self._restarts = restarts
+        # Held here: a dead actor holds nothing, and the object would be gone when Ray starts the next process.
+        self._blueprint = blueprint
         self._identity = identity
         self._started = started
 
@@ -91,7 +99,9 @@ class RayWorkerHandle:
         if self._identity is None:
             return None, []
         try:
-            identity: ProcessIdentity = await asyncio.wait_for(_value(self._identity), 2.0)
+            # One that has restarted is another process than it was.
+            current = self._actor.identity.remote() if self._restarts else self._identity
+            identity: ProcessIdentity = await asyncio.wait_for(_value(current), 2.0)
             process = identity.find()
             return process, process.children(recursive=True) if process else []
         except Exception:  # not up yet, or gone already: then there is nothing to remember
@@ -145,6 +155,7 @@ def start_worker(
     Args as in `WorkerGroup.create`; ``node_id`` is the node to prefer, any other serves too.
     """
     settings = {variable: value for variable, value in env.items() if value is not None}
+    blueprint = ray.put((worker_cls, kwargs)) if restarts else None
     host: Any = ray.remote(WorkerHost)
     actor = host.options(
         name=name,
@@ -156,10 +167,11 @@ def start_worker(
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=True) if node_id else None,
         max_restarts=-1 if restarts else 0,
         enable_task_events=False,  # thousands of short calls per second
-    ).remote(list(sys.path), env, [ray.put((worker_cls, kwargs))] if restarts else None)
+    ).remote(list(sys.path), env, [blueprint] if restarts else None)
     identity = actor.identity.remote()
     if restarts:
-        return RayWorkerHandle(name, actor, identity, actor.start_from_blueprint.remote(), restarts=True)
+        started = actor.start_from_blueprint.remote()
+        return RayWorkerHandle(name, actor, identity, started, restarts=True, blueprint=blueprint)
     # A second step, so that class and arguments are unpickled after the environment is set.
     return RayWorkerHandle(name, actor, identity, actor.start.remote(worker_cls, kwargs))
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lit_rl.agents.loop_classes import find_loop_class
+from lit_rl.agents.loop_classes import check_loops, find_loop_class
 from lit_rl.agents.settings import AgentSettings
 from lit_rl.types import Prompt
 
@@ -55,7 +55,11 @@ def row_schemas(settings: AgentSettings, tools: Mapping[str, Tool]) -> Callable[
 
     Returns:
         A function of a row. It raises ``ValueError``, naming the row, where the row's loop does not exist.
+
+    Raises:
+        ValueError: If a configured loop does not exist or does not take its options.
     """
+    check_loops(settings)
 
     def schemas_of(prompt: Prompt) -> ToolSchemas:
         try:

@@ -62,14 +62,15 @@ async def compute_score(
 
 def render(tokenizer: str, messages: list[dict[str, Any]]) -> str:
     """Return the conversation as text, without a begin token where the server's tokenizer will add it."""
-    loaded = _load(tokenizer)
+    loaded = load_tokenizer(tokenizer)
     text = str(loaded.apply_chat_template(messages, tokenize=False))
     adds_begin = loaded.bos_token_id is not None and loaded("").input_ids[:1] == [loaded.bos_token_id]
     return text.removeprefix(loaded.bos_token) if adds_begin else text
 
 
 @functools.cache
-def _load(tokenizer: str) -> Any:
+def load_tokenizer(tokenizer: str) -> Any:
+    """Return a tokenizer, loaded once per process."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(tokenizer)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lit_rl.cluster import Runtime
+from lit_rl.rewards.reward_model import load_tokenizer, render
 from lit_rl.rewards.settings import RewardModelSettings
 from lit_rl.serving import LLMServerClient, LLMServerManager
 from lit_rl.serving.manager import EngineStartFailed
@@ -66,10 +67,9 @@ class ServedRewardModel:
             ConnectionError: If no replica answers.
         """
         self._require("classifier", "classify")
-        tokenizer = self._load_template().tokenizer
-        text = tokenizer.apply_chat_template(messages, tokenize=False)
-        # The template writes the special tokens that there are.
-        return await self._client.classify(list(tokenizer(text, add_special_tokens=False).input_ids))
+        # As a server behind an address would encode the text, so that both give the same score.
+        token_ids = load_tokenizer(self._path)(render(self._path, messages)).input_ids
+        return await self._client.classify(list(token_ids))
 
     def _require(self, kind: str, method: str) -> None:
         if self.kind != kind:
@@ -77,11 +77,9 @@ class ServedRewardModel:
 
     def _load_template(self) -> Any:
         if self._template is None:
-            from transformers import AutoTokenizer
-
             from lit_rl.data.chat_template import ChatTemplate
 
-            self._template = ChatTemplate(AutoTokenizer.from_pretrained(self._path))
+            self._template = ChatTemplate(load_tokenizer(self._path))
         return self._template
 
 

@@ -53,6 +53,30 @@ def test_a_classifier_scores_in_processes_while_a_replica_is_killed(runtime: Run
     assert [trajectory.reward for trajectory in trajectories] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.engine
+def test_vllm_serves_a_classifier_with_the_same_scores(runtime: Runtime, tmp_path: Path) -> None:
+    folder = save_tiny_classifier(tmp_path)
+    serving = ServingSettings(dtype="float32", threads_per_replica=1, kv_cache_gib=0.1)
+    model = RewardModelSettings(model_name=folder, kind="classifier", max_model_len=64, serving=serving)
+    function = "lit_rl.rewards.reward_model:compute_score"
+    settings = RewardSettings(function=function, kwargs={"model": "rm"}, models={"rm": model}, num_workers=1)
+    manager = RewardLoopManager(runtime, settings)
+    trajectories = [trajectory(str(number)) for number in range(6)]
+
+    async def score() -> None:
+        try:
+            await manager.start()
+            prompts = [Prompt(row_id="r", messages=list(QUESTION), data_source="test")] * 6
+            await manager.score_batch(prompts, trajectories)
+        finally:
+            await manager.stop()
+
+    runtime.loop.run(score(), timeout_s=500, what="the scores")
+    assert [trajectory.error for trajectory in trajectories] == [None] * 6
+    expected = [tiny_score(folder, [*QUESTION, {"role": "assistant", "content": str(n)}]) for n in range(6)]
+    assert [trajectory.reward for trajectory in trajectories] == pytest.approx(expected, abs=1e-4)
+
+
 async def score_and_kill(manager: RewardLoopManager, trajectories: list[Trajectory]) -> None:
     prompts = [Prompt(row_id="r", messages=list(QUESTION), data_source="test")] * len(trajectories)
     try:

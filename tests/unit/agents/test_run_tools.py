@@ -101,7 +101,8 @@ def test_tools_that_an_openai_agent_names_are_measured_with_its_rows(settings: A
 def test_tools_of_an_openai_agent_that_are_none_are_refused_with_the_row(
     settings: AgentSettings, name: str, message: str
 ) -> None:
-    options = {"agent_tools": f"{EXAMPLES}/openai_agent.py:{name}"}
+    file = f"{EXAMPLES}/openai_agent.py"
+    options = {"agent": f"{file}:agent", "agent_tools": f"{file}:{name}"}
     settings.agent_loops = {"mine": AgentLoopSpec(loop_class=OPENAI_LOOP, options=options)}
     with pytest.raises(ValueError, match=f"Row row-7: agent_tools='.*:{name}'.*{message}"):
         row_schemas(settings, {})(row(agent_name="mine"))
@@ -110,6 +111,37 @@ def test_tools_of_an_openai_agent_that_are_none_are_refused_with_the_row(
 def test_an_unknown_loop_is_found_with_its_row(settings: AgentSettings) -> None:
     with pytest.raises(ValueError, match="Row row-7: Unknown agent loop 'tool_agnt'"):
         row_schemas(settings, {})(row(agent_name="tool_agnt"))
+
+
+@pytest.mark.parametrize(
+    ("loop", "options", "message"),
+    [
+        (
+            "tool_agent",
+            {"max_parallel_call": 2},
+            "default_options: ToolAgentLoop does not take 'max_parallel_call'. It",
+        ),
+        ("tool_agent", {"client": 1}, "default_options: client is given by the worker"),
+        ("single_turn_agent", {"rounds": 1}, "SingleTurnAgentLoop does not take 'rounds'. It takes no options"),
+        ("openai_agent", {}, "default_options: OpenAIAgentLoop needs 'agent'"),
+        ("tool_agnt", {}, "Unknown agent loop 'tool_agnt'"),
+    ],
+)
+def test_options_that_a_loop_does_not_take_are_refused_before_anything_starts(
+    loop: str, options: dict, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        row_schemas(AgentSettings(default_agent_loop=loop, default_options=options), {})
+    spec = AgentLoopSpec(loop_class=f"{__name__}.FirstOnly", options={"tool_parser": "hermes", "rounds": 2})
+    with pytest.raises(ValueError, match=r"agent_loops\.mine\.options: FirstOnly does not take 'rounds'"):
+        row_schemas(AgentSettings(agent_loops={"mine": spec}), {})
+
+
+def test_values_that_a_loop_refuses_fail_the_start_of_its_workers(settings: AgentSettings) -> None:
+    spec = AgentLoopSpec(loop_class=f"{__name__}.FirstOnly", options={"max_parallel_calls": 0})
+    settings.agent_loops = {"mine": spec}
+    with pytest.raises(ValueError, match=r"data\.agents\.agent_loops\.mine: ValueError: max_parallel_calls=0"):
+        AgentLoopWorker(settings, EchoClient(), letters())
 
 
 def test_a_worker_closes_every_tool_although_one_fails(settings: AgentSettings, caplog) -> None:

@@ -1,6 +1,8 @@
 import importlib.util
+import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,6 +58,16 @@ def test_a_missing_dataset_column_names_row_and_columns() -> None:
 def test_what_cannot_be_read_is_told(rows: Any, options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         HuggingFaceDataset(rows, **options)
+
+
+def test_a_folder_is_loaded_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
+    source = HuggingFaceDataset(str(folder), question_column="q", answer_column="a", data_source="quiz")
+    assert [source[index].ground_truth for index in range(len(source))] == ["0", "1", "2", "3", "4"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("datasets") is not None, reason="the package datasets is installed")

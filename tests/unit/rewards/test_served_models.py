@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from tiny_classifier import save_tiny_classifier, tiny_score
 from lit_rl.cluster import Runtime
 from lit_rl.models import load_causal_lm, load_tokenizer
 from lit_rl.rewards import RewardLoopManager, RewardModelSettings, RewardPart, RewardSettings
+from lit_rl.rewards.served_models import ServedRewardModel
 from lit_rl.serving import ServingSettings
 from lit_rl.serving.manager import EngineStartFailed
 from lit_rl.types import Prompt, Trajectory
@@ -77,6 +80,33 @@ def test_judge_and_classifier_are_served_and_reach_the_functions(tmp_path: Path)
     assert [trajectory.reward for trajectory in trajectories] == pytest.approx(expected, abs=1e-5)
     assert len({round(score, 4) for score in expected}) == 3
     assert all(trajectory.reward_parts["judged/num_ids"] >= 1 for trajectory in trajectories)
+
+
+def test_a_begin_token_is_there_once_whoever_writes_it() -> None:
+    """As in Llama's: the template writes it, and the tokenizer adds it by itself."""
+    from tokenizers.processors import TemplateProcessing
+
+    asked: list[list[int]] = []
+
+    class Client:
+        async def classify(self, token_ids: list[int]) -> list[float]:
+            asked.append(token_ids)
+            return [0.5]
+
+    tokenizer = copy.deepcopy(load_tokenizer(JUDGE))
+    begin = tokenizer.bos_token_id
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{tokenizer.bos_token} $A", special_tokens=[(tokenizer.bos_token, begin)]
+    )
+    tokenizer.chat_template = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("served_models", "reward_model"):
+            patch.setattr(f"lit_rl.rewards.{module}.load_tokenizer", lambda path: tokenizer)
+        model = ServedRewardModel("rm", "classifier", "anywhere", Client())  # type: ignore[arg-type]
+        assert asyncio.run(model.classify([*MESSAGES, {"role": "assistant", "content": "42"}])) == [0.5]
+        with pytest.raises(TypeError, match=r"models\.rm is of kind 'classifier': generate\(\) needs kind: generative"):
+            asyncio.run(model.generate(MESSAGES))
+    assert asked == [[begin, *load_tokenizer(JUDGE).encode("What is 6 * 7?42", add_special_tokens=False)]]
 
 
 def test_the_judge_writes_greedily_what_the_model_would() -> None:

@@ -34,6 +34,7 @@ from lit_rl.callbacks.trajectory_log import TrajectoryLog
 from lit_rl.checkpoint_file import check_checkpoint
 from lit_rl.config_keys import ConfigError, KeyChecker, parser_keys
 from lit_rl.metrics_file import MetricsFileLogger
+from lit_rl.models.loading import ModelLoadError
 from lit_rl.option_values import shortened
 from lit_rl.quiet import configure_logging
 from lit_rl.refused_options import check_run_name, check_trainer_options
@@ -307,6 +308,8 @@ class RLCLI(LightningCLI):
         try:
             super()._run_subcommand(subcommand)
             self._print_outcome(subcommand)
+        except ModelLoadError as error:
+            _stop_with(error)
         except KeyboardInterrupt:
             self._exit_resumable(_INTERRUPTED, "Interrupted")
         except SystemExit as request:

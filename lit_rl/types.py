@@ -151,6 +151,12 @@ class Trajectory:
 
     @property
     def is_truncated(self) -> bool:
+    @property
+    def version_range(self) -> tuple[int | None, int | None]:
+        """Oldest and newest weights that sampled one of its tokens; twice ``None`` where it has none."""
+        versions = [version for version in self.policy_versions if version >= 0]
+        return min(versions, default=None), max(versions, default=None)
+
         """Whether the last generation ran into its token limit."""
         return self.stop_reason == "length"
 
@@ -169,11 +175,3 @@ class Trajectory:
         }
         if len(set(lengths.values())) > 1:
             raise ValueError(f"Trajectory of row {self.row_id}: per-token lists differ in length: {lengths}.")
-
-
-@dataclass(kw_only=True)
-class TrajectoryGroup:
-    """All trajectories of one prompt in one iteration."""
-
-    group_id: str
-    trajectories: list[Trajectory]

@@ -131,7 +131,7 @@ def trajectory_row(
         truths: Ground truth by row id; ``None`` goes into ``gts`` where a row is missing.
         step: Iteration, or weights version of a validation.
     """
-    versions = [version for version in trajectory.policy_versions if version >= 0]
+    oldest, newest = trajectory.version_range
     return {
         "input": decode(trajectory.prompt_ids),
         # What the policy wrote, or with tool or user turns in between the whole conversation after the prompt.
@@ -148,8 +148,8 @@ def trajectory_row(
         "num_turns": trajectory.num_turns,
         "prompt_tokens": len(trajectory.prompt_ids),
         "response_tokens": len(trajectory.response_ids),
-        "policy_version_min": min(versions, default=None),
-        "policy_version_max": max(versions, default=None),
+        "policy_version_min": oldest,
+        "policy_version_max": newest,
         "seed": trajectory.seed,
         "messages": trajectory.messages,
         "error": trajectory.error,

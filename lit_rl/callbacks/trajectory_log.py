@@ -140,6 +140,7 @@ def trajectory_row(
         "score": trajectory.reward,
         "step": step,
         "reward_parts": trajectory.reward_parts,
+        "reward_notes": trajectory.reward_notes,
         "data_source": trajectory.data_source,
         "row_id": trajectory.row_id,
         "group_id": trajectory.group_id,

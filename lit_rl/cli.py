@@ -308,8 +308,6 @@ class RLCLI(LightningCLI):
         try:
             super()._run_subcommand(subcommand)
             self._print_outcome(subcommand)
-        except ModelLoadError as error:
-            _stop_with(error)
         except KeyboardInterrupt:
             self._exit_resumable(_INTERRUPTED, "Interrupted")
         except SystemExit as request:
@@ -409,6 +407,8 @@ def main(args: Sequence[str] | None = None) -> None:
             run_rollout(arguments[1:])
             return
         RLCLI(PolicyGradientModule, RolloutDataModule, args=args)
+    except ModelLoadError as error:
+        _stop_with(error)
     except KeyboardInterrupt:
         raise SystemExit(_INTERRUPTED) from None
 

@@ -32,10 +32,11 @@ from lit_rl.callbacks.reward_plot import RewardPlot
 from lit_rl.callbacks.run_config import LogRunConfig, keep_wandb_files_in
 from lit_rl.callbacks.trajectory_log import TrajectoryLog
 from lit_rl.checkpoint_file import check_checkpoint
+from lit_rl.cli_errors import ShortErrorParser, refused_option, stop_with
 from lit_rl.config_keys import ConfigError, KeyChecker, parser_keys
 from lit_rl.export_command import run_export
 from lit_rl.metrics_file import MetricsFileLogger
-from lit_rl.option_values import shortened
+from lit_rl.models.loading import ModelLoadError
 from lit_rl.quiet import configure_logging
 from lit_rl.refused_options import check_run_name, check_trainer_options
 from lit_rl.rollout_command import run_rollout
@@ -58,26 +59,8 @@ LINKS = {
 DEFAULT_DATA = "lit_rl.RolloutDataModule"
 # Run-only keys of a saved configuration: arguments of the sub-command, not of the objects.
 _RUN_ARGUMENTS = ("ckpt_path", "weights_only")
-# Modules whose errors at construction are about an option: ours, and what the Trainer is made of.
-_CHECKED_BY = ("lit_rl.", "lightning.pytorch.trainer.", "lightning.fabric.", "lightning.pytorch.accelerators.")
 _INTERRUPTED = 130
 _TERMINATED = 143
-
-
-class ShortErrorParser(LightningArgumentParser):
-    """The parser, its errors cut down to option and reason."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise instead of printing the usage, which has a line for each of some hundred options.
-
-        Args:
-            message: jsonargparse's.
-            ex: Its cause.
-
-        Raises:
-            ConfigError: Always.
-        """
-        raise ConfigError(shortened(message)) from ex
 
 
 class RLCLI(LightningCLI):
@@ -179,7 +162,7 @@ class RLCLI(LightningCLI):
                 settings.run_name = Path(os.fspath(files[-1])).stem if files else "run"
             check_run_name(settings.run_name)
         except ConfigError as error:
-            _stop_with(error)
+            stop_with(error)
         if subcommand:
             configure_logging(settings.verbose)
 
@@ -208,19 +191,15 @@ class RLCLI(LightningCLI):
             if self.ckpt_path is not None:
                 check_checkpoint(self.ckpt_path, resumes=self.subcommand == "fit")
         except (FileNotFoundError, ConfigError) as error:
-            _stop_with(error)
+            stop_with(error)
 
     def instantiate_classes(self) -> None:
         """Build the parts; an option that one of ours or the Trainer refuses stops the run with its message alone."""
         try:
             super().instantiate_classes()
         except (ValueError, OSError, MisconfigurationException) as error:
-            # jsonargparse wraps it once per level, in the types it tried and the whole configuration.
-            cause: BaseException | None = error
-            while cause is not None and not _raised_in(cause).startswith(_CHECKED_BY):
-                cause = cause.__cause__
-            if isinstance(cause, ValueError | OSError | MisconfigurationException):
-                _stop_with(cause)
+            if (cause := refused_option(error)) is not None:
+                stop_with(cause)
             raise
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -235,7 +214,7 @@ class RLCLI(LightningCLI):
                 settings.get("callbacks"), checkpointing=settings.get("enable_checkpointing") is not False
             )
         except ConfigError as error:
-            _stop_with(error)
+            stop_with(error)
         self.run_folder = self._make_run_folder()
         given = settings.get("logger")
         loggers = list(given) if isinstance(given, list | tuple) else [given] if isinstance(given, Logger) else []
@@ -397,19 +376,6 @@ def build_from_config(
         )
 
 
-def _raised_in(error: BaseException) -> str:
-    """Name of the module that raised an error."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
-
-
-def _stop_with(error: BaseException) -> NoReturn:
-    sys.stderr.write(f"lit-rl: error: {error}\n")
-    raise SystemExit(2) from error
-
-
 def _terminate(signum: int, frame: Any) -> NoReturn:
     """Turn SIGTERM into an exception at once, so that a rollout in progress is cleaned up rather than waited for."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -432,6 +398,8 @@ def main(args: Sequence[str] | None = None) -> None:
             run_export(arguments[1:])
             return
         RLCLI(*base_classes(), args=args, default_data=DEFAULT_DATA)
+    except ModelLoadError as error:
+        stop_with(error)
     except KeyboardInterrupt:
         raise SystemExit(_INTERRUPTED) from None
 

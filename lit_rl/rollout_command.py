@@ -140,6 +140,7 @@ def describe(prompt: Prompt, trajectory: Trajectory, decode: Callable[[list[int]
         lines.append(paint("error", printable(trajectory.error)))
     parts = "".join(f"  {name} {value:g}" for name, value in trajectory.reward_parts.items())
     lines.append(f"reward {trajectory.reward}{parts}")
+    lines += [printable(f"{name}: {text}") for name, text in trajectory.reward_notes.items()]
     lines.append("  ".join(f"{name} {value:.3g}" for name, value in trajectory.metrics.items()))
     return "\n".join(lines)
 

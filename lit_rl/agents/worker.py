@@ -226,7 +226,7 @@ class AgentLoopWorker:
 
 def _outcome(trajectory: Trajectory) -> dict[str, Any]:
     """What a trajectory's span says at its end."""
-    versions = [version for version in trajectory.policy_versions if version >= 0]
+    oldest, newest = trajectory.version_range
     return {
         "data_source": trajectory.data_source,
         "reward": trajectory.reward,
@@ -235,8 +235,8 @@ def _outcome(trajectory: Trajectory) -> dict[str, Any]:
         "num_turns": trajectory.num_turns,
         "prompt_tokens": len(trajectory.prompt_ids),
         "response_tokens": len(trajectory.response_ids),
-        "policy_version_min": min(versions, default=None),
-        "policy_version_max": max(versions, default=None),
+        "policy_version_min": oldest,
+        "policy_version_max": newest,
         "error": trajectory.error,
     }
 

@@ -131,7 +131,7 @@ def trajectory_row(
         truths: Ground truth by row id; ``None`` goes into ``gts`` where a row is missing.
         step: Iteration, or weights version of a validation.
     """
-    versions = [version for version in trajectory.policy_versions if version >= 0]
+    oldest, newest = trajectory.version_range
     return {
         "input": decode(trajectory.prompt_ids),
         # What the policy wrote, or with tool or user turns in between the whole conversation after the prompt.
@@ -140,6 +140,7 @@ def trajectory_row(
         "score": trajectory.reward,
         "step": step,
         "reward_parts": trajectory.reward_parts,
+        "reward_notes": trajectory.reward_notes,
         "data_source": trajectory.data_source,
         "row_id": trajectory.row_id,
         "group_id": trajectory.group_id,
@@ -148,8 +149,8 @@ def trajectory_row(
         "num_turns": trajectory.num_turns,
         "prompt_tokens": len(trajectory.prompt_ids),
         "response_tokens": len(trajectory.response_ids),
-        "policy_version_min": min(versions, default=None),
-        "policy_version_max": max(versions, default=None),
+        "policy_version_min": oldest,
+        "policy_version_max": newest,
         "seed": trajectory.seed,
         "messages": trajectory.messages,
         "error": trajectory.error,

@@ -135,6 +135,7 @@ def apply_result(trajectory: Trajectory, result: RewardResult) -> None:
     """Write a result into its trajectory; numbers the agent loop has put there stay."""
     trajectory.reward = result.score
     trajectory.reward_parts.update(result.parts)
+    trajectory.reward_notes.update(result.notes)
     if result.error is not None:
         trajectory.error = result.error
         trajectory.metrics["reward_timeout" if result.is_timeout else "reward_error"] = 1.0

@@ -1,12 +1,14 @@
-"""Settings of the reward workers (YAML keys ``data.rewards.*``). Nothing runs here."""
+"""Settings of the reward workers (YAML keys ``data.rewards.*``), checked when they are made. Nothing is scored here."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from lit_rl.rewards.functions import load_reward_function
 from lit_rl.rewards.overlong import overlong_penalty
 from lit_rl.serving.settings import ServingSettings
 from lit_rl.tools.rate_limit import RateLimit
@@ -97,6 +99,8 @@ class OverlongShaping:
                 f"data.rewards.overlong.buffer_tokens={self.buffer_tokens}: must lie in "
                 f"[1, max_response_tokens={self.max_response_tokens}]."
             )
+        if not math.isfinite(self.penalty_factor):
+            raise ValueError(f"data.rewards.overlong.penalty_factor={self.penalty_factor}: must be a finite number.")
 
     def penalty(self, num_response_tokens: int) -> float:
         """Number to add to the score of a response of that many tokens; 0 or negative."""
@@ -145,6 +149,13 @@ class RewardSettings:
     max_concurrent_calls: int = 64
     start_timeout_s: float = 120.0
 
+    def __post_init__(self) -> None:
+        """Check what can be checked before anything starts, the functions included."""
+        self.check()
+        for part in self.resolved_parts():
+            if part.function != DEFAULT_FUNCTION:
+                load_reward_function(part.function, part.kwargs)
+
     def resolved_num_workers(self) -> int:
         """Number of workers to start."""
         return self.num_workers if self.num_workers is not None else max(1, min(4, (os.cpu_count() or 1) // 2))
@@ -176,6 +187,11 @@ class RewardSettings:
             raise ValueError(
                 "data.rewards.models: their functions run on the workers' event loops. Set isolation to 'thread'."
             )
+        for part in self.parts:
+            if not math.isfinite(part.weight):
+                raise ValueError(
+                    f"data.rewards.parts: the weight of {part.name}, {part.weight}, must be a finite number."
+                )
         if self.isolation not in ("thread", "process"):
             raise ValueError(f"data.rewards.isolation={self.isolation!r}: must be 'thread' or 'process'.")
         for name in ("num_workers", "num_threads", "num_processes", "max_concurrent_calls"):

@@ -57,12 +57,13 @@ class RewardLoopWorker:
         for result in results:
             if result.error is not None:
                 return result
-        total, parts = 0.0, {}
+        total, parts, notes = 0.0, {}, {}
         for part, result in zip(self._parts, results, strict=True):
             assert result.score is not None
             total += part.weight * result.score
             prefix = f"{part.name}/" if part.name else ""
             parts.update({prefix + key: number for key, number in result.parts.items()})
+            notes.update({prefix + key: text for key, text in result.notes.items()})
             if part.name:
                 parts[part.name] = result.score
         overlong = self._settings.overlong
@@ -70,7 +71,7 @@ class RewardLoopWorker:
             penalty = overlong.penalty(request.num_response_tokens)
             total += penalty
             parts |= {"overlong_reward": penalty, "overlong": float(penalty < 0)}
-        return RewardResult(score=total, parts=parts)
+        return RewardResult(score=total, parts=parts, notes=notes)
 
     async def score_many(self, requests: list[ScoreRequest]) -> list[RewardResult]:
         """Score a batch concurrently; results in the order of the requests."""

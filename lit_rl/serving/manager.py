@@ -8,7 +8,6 @@ tensors come from.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import uuid
 from typing import Any
@@ -17,17 +16,11 @@ from lit_rl.cluster import Runtime, WorkerGroup, WorkerHandle
 from lit_rl.serving.client import LLMServerClient
 from lit_rl.serving.load_balancer import LoadBalancer
 from lit_rl.serving.replica import INITIAL_VERSION, WeightReport
-from lit_rl.serving.settings import ServingSettings
+from lit_rl.serving.settings import REPLICA_CLASSES, ServingSettings, load_class
 from lit_rl.serving.vllm_replica import replica_environment
 from lit_rl.types import ScoreOutput
 
 log = logging.getLogger(__name__)
-
-_REPLICA_CLASSES = {
-    "vllm": "lit_rl.serving.vllm_replica.VLLMReplica",
-    "transformers": "lit_rl.serving.transformers_replica.TransformersReplica",
-}
-
 
 _UNKNOWN_VERSION = -2
 """Version of a replica in the middle of a weight update, or after one that failed."""
@@ -88,7 +81,7 @@ class LLMServerManager:
         count = self.settings.num_replicas
         self.replicas = WorkerGroup.create(
             self.runtime,
-            _load_class(_REPLICA_CLASSES.get(self.settings.replica, self.settings.replica)),
+            load_class(REPLICA_CLASSES.get(self.settings.replica, self.settings.replica)),
             count,
             name=f"{self.prefix}replica",
             kwargs={
@@ -265,15 +258,3 @@ def _check_report(name: str, report: WeightReport, bytes_sent: dict[str, int]) -
             f"{name} did not receive what was sent: missing {missing[:5]}, unexpected {extra[:5]}, "
             f"wrong size {wrong[:5]}, unused {report.unused_names[:5]}."
         )
-
-
-def _load_class(path: str) -> type:
-    """Import a class by its dotted path."""
-    module, _, name = path.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"data.serving.replica={path!r} is neither one of {sorted(_REPLICA_CLASSES)} nor the path of a class: "
-            f"{error}"
-        ) from error

@@ -14,7 +14,7 @@ def _lines(path: Path) -> list[dict]:
 
 
 def test_a_row_has_text_score_and_what_verls_dumps_lose(make_data, make_trajectory) -> None:
-    trajectory = make_trajectory(policy_versions=[3, 4], seed=9)
+    trajectory = make_trajectory(policy_versions=[3, 4], seed=9, reward_notes={"pred": "12"})
 
     row = trajectory_row(trajectory, make_data().decode, {"row1": "9"}, 5)
 
@@ -25,6 +25,7 @@ def test_a_row_has_text_score_and_what_verls_dumps_lose(make_data, make_trajecto
         "score": 1.0,
         "step": 5,
         "reward_parts": {"format": 0.5},
+        "reward_notes": {"pred": "12"},
         "data_source": "sums",
         "row_id": "row1",
         "group_id": "0:row1",

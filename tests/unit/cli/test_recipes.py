@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -88,12 +89,13 @@ def test_every_value_of_a_sweep_is_accepted(path, monkeypatch) -> None:
         _parse(*command[command.index("fit") + 1 :])
 
 
-def test_help_and_typos_start_no_engine() -> None:
+def test_help_typos_and_a_model_that_cannot_be_had_start_no_engine(tmp_path) -> None:
     # Case O43, through the real entry point.
     code = """
 import sys
 from lit_rl.cli import main
-for args in (["--help"], ["fit", "--config", sys.argv[1], "--trainer.max_epoch=1"]):
+base = ["fit", "--config", sys.argv[1]]
+for args in (["--help"], [*base, "--trainer.max_epoch=1"], [*base, "--model_name=no-such/model"]):
     try:
         main(args)
     except SystemExit as stopped:
@@ -102,9 +104,18 @@ ray = sys.modules.get("ray")
 print("vllm" in sys.modules, ray is not None and getattr(ray, "is_initialized", lambda: False)())
 """
     done = subprocess.run(
-        [sys.executable, "-c", code, str(RECIPES[0])], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code, str(RECIPES[0])],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
 
     assert done.stdout.splitlines()[-2:] == ["exit 2", "False False"]
     assert "exit 0" in done.stdout
+    assert done.stdout.count("exit 2") == 2
     assert "unknown key 'trainer.max_epoch'. Did you mean 'trainer.max_epochs'?" in done.stderr
+    assert "lit-rl: error: model_name='no-such/model' cannot be loaded" in done.stderr
+    assert "Traceback" not in done.stderr

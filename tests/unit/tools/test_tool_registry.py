@@ -136,7 +136,7 @@ plain = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(content=plain)
 def test_no_yaml_makes_anything_but_a_value_error(tmp_path_factory, content):
     file = tmp_path_factory.mktemp("fuzz") / "tools.yaml"

@@ -32,6 +32,7 @@ from lit_rl.callbacks.reward_plot import RewardPlot
 from lit_rl.callbacks.run_config import LogRunConfig
 from lit_rl.callbacks.trajectory_log import TrajectoryLog
 from lit_rl.config_keys import ConfigError, KeyChecker, parser_keys
+from lit_rl.export_command import run_export
 from lit_rl.metrics_file import MetricsFileLogger
 from lit_rl.quiet import configure_logging
 from lit_rl.refused_options import check_run_name, check_trainer_options
@@ -99,7 +100,8 @@ class RLCLI(LightningCLI):
             # Flat: given per sub-command, abbreviations are accepted all the same (jsonargparse 4.53).
             "parser_kwargs": {
                 "allow_abbrev": False,
-                "epilog": "lit-rl rollout --config FILE --row 3 holds one conversation and prints it.",
+                "epilog": "lit-rl rollout --config FILE --row 3 holds one conversation and prints it. "
+                "lit-rl export --ckpt_path RUN --out FOLDER writes the policy as a Hugging Face folder.",
             },
         }
         super().__init__(model_class, datamodule_class, args=args, run=run, **{**defaults, **kwargs})  # type: ignore[arg-type]
@@ -404,6 +406,9 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         if arguments[:1] == ["rollout"]:
             run_rollout(arguments[1:])
+            return
+        if arguments[:1] == ["export"]:
+            run_export(arguments[1:])
             return
         RLCLI(*base_classes(), args=args, default_data=DEFAULT_DATA)
     except KeyboardInterrupt:

@@ -159,8 +159,9 @@ class PolicyModule(L.LightningModule):
         return batch.trajectories
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the policy version beside the weights."""
+        """Keep the policy version beside the weights, and what they started from, for ``lit-rl export``."""
         checkpoint["lit_rl_policy_version"] = self.policy_version
+        checkpoint["lit_rl_model"] = {"model_name": self.model_name}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the policy version of the weights that are loaded."""

@@ -99,6 +99,12 @@ def test_data_without_a_class_is_the_rollouts_and_another_class_can_be_named() -
     assert "group_size" not in other.data.init_args
 
 
+def test_lora_is_set_from_the_command_line() -> None:
+    lora = _parse("--model=lit_rl.GRPO", "--data.train_data=lit_rl.data.Arithmetic", "--model.lora.r=8").config.model
+
+    assert vars(lora.init_args.lora) == {"r": 8, "alpha": 32.0, "target_modules": "all-linear"}
+
+
 def test_help_and_typos_start_no_engine() -> None:
     # Case O43, through the real entry point.
     code = """

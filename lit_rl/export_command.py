@@ -86,7 +86,10 @@ def export(
     if name is None:
         raise ExportError(f"{path} does not say which model it was trained from. Give --model_name.")
     network, tokenizer = _load_origin(name)
-    _put_weights(network, saved["state_dict"], str(path), name)
+    if origin.get("lora"):
+        _merge_adapters(network, origin["lora"], saved["state_dict"], str(path), name)
+    else:
+        _put_weights(network, saved["state_dict"], str(path), name)
     template = Path(chat_template).read_text() if chat_template else _configured_template(settings)
     if template is not None:
         tokenizer.chat_template = template
@@ -188,6 +191,29 @@ def _put_weights(network: Any, state_dict: dict[str, Tensor], checkpoint: str, n
     with torch.no_grad():
         for key, value in wanted.items():
             value.copy_(trained[key])
+
+
+def _merge_adapters(
+    network: Any, lora: dict[str, Any], state_dict: dict[str, Tensor], checkpoint: str, name: str
+) -> None:
+    """Merge the checkpoint's adapters into the weights they belong to.
+
+    Raises:
+        ExportError: If they are of another model.
+    """
+    from lit_rl.models.lora import LoraSettings, add_lora, merge_lora
+
+    add_lora(network, LoraSettings(**lora))
+    adapters = {key.removeprefix(_PREFIX): value for key, value in state_dict.items() if key.startswith(_PREFIX)}
+    wanted = {key: value for key, value in network.named_parameters() if value.requires_grad}
+    other = [key for key in wanted if key not in adapters or adapters[key].shape != wanted[key].shape]
+    if other or len(adapters) != len(wanted):
+        raise ExportError(
+            f"The adapters of {checkpoint} are not of model {name}: {len(other)} of {len(wanted)} do not fit "
+            f"{other[:2]}. Give the model that the run was started from as --model_name."
+        )
+    network.load_state_dict(adapters, strict=False)
+    merge_lora(network)
 
 
 def _save(network: Any, tokenizer: Any, target: Path, dtype: str) -> None:

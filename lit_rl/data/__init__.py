@@ -2,7 +2,7 @@
 
 from lit_rl.data.arithmetic import Arithmetic
 from lit_rl.data.chat_template import ChatTemplate, ChatTemplateError
-from lit_rl.data.conversation_rows import Conversation, ConversationFiles, ConversationSource
+from lit_rl.data.conversation_rows import AnsweredPrompts, Conversation, ConversationFiles, ConversationSource
 from lit_rl.data.conversation_tokens import ConversationTokens, tokenize_conversation
 from lit_rl.data.hugging_face import HuggingFaceDataset
 from lit_rl.data.overlong import OverlongCounts, WithoutOverlong
@@ -12,6 +12,7 @@ from lit_rl.data.prompt_rows import PromptRowError, PromptSource
 from lit_rl.data.reasoning_gym import ReasoningGym
 
 __all__ = [
+    "AnsweredPrompts",
     "Arithmetic",
     "ChatTemplate",
     "ChatTemplateError",

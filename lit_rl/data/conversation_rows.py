@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from lit_rl.data.prompt_dataset import choose_rows
-from lit_rl.data.prompt_rows import as_plain
+from lit_rl.data.prompt_rows import PromptSource, as_plain
 from lit_rl.data.row_files import read_rows
 from lit_rl.types import Message
 
@@ -96,6 +96,44 @@ class ConversationFiles:
             for row, place, columns in read_rows(path, "conversation")
         ]
         self._conversations = choose_rows(conversations, max_samples, sample_seed)
+
+    def __len__(self) -> int:
+        return len(self._conversations)
+
+    def __getitem__(self, index: int) -> Conversation:
+        return self._conversations[index]
+
+
+class AnsweredPrompts:
+    """The prompts of a source, each with an answer made of its ground truth: questions with known answers as a warm-up.
+
+    Args:
+        prompts: Any prompt source; its data may be the one that RL goes on with.
+        answer: The assistant's text, with ``{ground_truth}`` where the row's goes.
+        max_samples: Most rows to keep. Default: all.
+        sample_seed: Seed of the random subset that ``max_samples`` keeps. Default: the first rows are kept.
+
+    Raises:
+        ValueError: If ``answer`` does not name the ground truth, or a row has none.
+    """
+
+    def __init__(
+        self,
+        prompts: PromptSource,
+        answer: str = "{ground_truth}",
+        max_samples: int | None = None,
+        sample_seed: int | None = None,
+    ) -> None:
+        if "{ground_truth}" not in answer:
+            raise ValueError(f"AnsweredPrompts: answer={answer!r} must hold {{ground_truth}}, the row's own answer.")
+        rows = choose_rows([prompts[index] for index in range(len(prompts))], max_samples, sample_seed)
+        self._conversations: list[Conversation] = []
+        for prompt in rows:
+            if prompt.ground_truth is None:
+                raise ValueError(f"AnsweredPrompts: row {prompt.row_id} has no ground truth to answer with.")
+            text = answer.replace("{ground_truth}", str(prompt.ground_truth))
+            messages = [*prompt.messages, {"role": "assistant", "content": text}]
+            self._conversations.append(Conversation(row_id=prompt.row_id, messages=messages))
 
     def __len__(self) -> int:
         return len(self._conversations)

@@ -115,8 +115,13 @@ def load_tokenizer(name: str, cache_dir: Path | None = None) -> PreTrainedTokeni
     return tokenizer
 
 
-def load_causal_lm(name: str, dtype: torch.dtype = torch.float32, cache_dir: Path | None = None) -> PreTrainedModel:
-    """Return a causal language model on the CPU, in evaluation mode, with SDPA attention and every dropout set to 0.
+def load_causal_lm(
+    name: str,
+    dtype: torch.dtype = torch.float32,
+    cache_dir: Path | None = None,
+    attn_implementation: str = "sdpa",
+) -> PreTrainedModel:
+    """Return a causal language model on the CPU, in evaluation mode, with every dropout set to 0.
 
     Dropout is off in the configuration itself, so that ``model.train()`` does not bring it back: scoring and training
     must give the same log-probs.
@@ -125,6 +130,10 @@ def load_causal_lm(name: str, dtype: torch.dtype = torch.float32, cache_dir: Pat
         name: See `resolve_model`.
         dtype: Of the parameters. Training wants float32 masters.
         cache_dir: See `resolve_model`.
+        attn_implementation: Attention of transformers.
+
+    Raises:
+        ValueError: If transformers does not have this attention here.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -133,7 +142,7 @@ def load_causal_lm(name: str, dtype: torch.dtype = torch.float32, cache_dir: Pat
         config = AutoConfig.from_pretrained(path)
         _switch_dropout_off(config)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, attn_implementation="sdpa", low_cpu_mem_usage=True
+            path, config=config, dtype=dtype, attn_implementation=attn_implementation, low_cpu_mem_usage=True
         )
     return model.eval()
 

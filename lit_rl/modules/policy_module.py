@@ -21,7 +21,9 @@ from lit_rl.experience.evaluation import EvaluationBatch
 from lit_rl.metrics.evaluation import evaluation_metrics
 from lit_rl.models import Actor, Reference, load_causal_lm
 from lit_rl.models.actor import TokenScores
+from lit_rl.models.lora import LoraSettings, add_lora
 from lit_rl.models.packing import PackedSequences, pack
+from lit_rl.models.reference import AdapterFreeActor, FrozenPolicy
 from lit_rl.modules.option_ranges import check_optimizer_options
 from lit_rl.types import Trajectory
 
@@ -50,6 +52,8 @@ class PolicyModule(L.LightningModule):
         adam_eps: float = 1e-8,
         lr_warmup_iterations: int = 0,
         gradient_checkpointing: bool = False,
+        lora: LoraSettings | None = None,
+        attn_implementation: str = "sdpa",
     ) -> None:
         """Keep the options; the networks are loaded in `configure_model`.
 
@@ -62,6 +66,9 @@ class PolicyModule(L.LightningModule):
             lr_warmup_iterations: Iterations over which the learning rate rises linearly to ``actor_lr``; constant
                 after.
             gradient_checkpointing: Recompute activations in the backward pass instead of keeping them.
+            lora: Train low-rank adapters instead of all weights (needs peft); the reference is the policy without them.
+            attn_implementation: Attention of transformers: ``sdpa``, ``eager``, or on a GPU ``flash_attention_2``,
+                which does not go with ``data.share_prompts``.
         """
         super().__init__()
         self.automatic_optimization = False
@@ -74,9 +81,11 @@ class PolicyModule(L.LightningModule):
         self.adam_eps = adam_eps
         self.lr_warmup_iterations = lr_warmup_iterations
         self.gradient_checkpointing = gradient_checkpointing
+        self.lora = lora
+        self.attn_implementation = attn_implementation
         check_optimizer_options(self)
         self.actor: Actor | None = None
-        self.reference: Reference | None = None
+        self.reference: FrozenPolicy | None = None
         self.policy_version = 0
         self.steps_since_sync = 0
 
@@ -109,6 +118,11 @@ class PolicyModule(L.LightningModule):
                 f"{data.batch_class.__name__}. SFT goes with lit_rl.SFTDataModule or lit_rl.WarmupDataModule, the "
                 "other modules with lit_rl.RolloutDataModule."
             )
+        if getattr(data, "share_prompts", False) and self.attn_implementation not in ("sdpa", "eager"):
+            raise ValueError(
+                f"model.attn_implementation={self.attn_implementation!r} takes no mask, which data.share_prompts=true "
+                "needs. Set data.share_prompts to false, or use sdpa."
+            )
         self.check_data(data)
 
     def setup(self, stage: str) -> None:
@@ -130,14 +144,21 @@ class PolicyModule(L.LightningModule):
         """Load the networks; called again on later fits, when there is nothing to do."""
         if self.actor is not None:
             return
-        self.actor = Actor(load_causal_lm(self.model_name), gradient_checkpointing=self.gradient_checkpointing)
+        network = load_causal_lm(self.model_name, attn_implementation=self.attn_implementation)
+        if self.lora is not None:
+            add_lora(network, self.lora)
+        self.actor = Actor(network, gradient_checkpointing=self.gradient_checkpointing)
         computes_in_bf16 = self.uses_bf16_working_copy()
         if computes_in_bf16:
             self.actor.enable_bf16_working_copy()
-        if self.needs_reference:
-            reference = Reference(load_causal_lm(self.model_name), dtype=torch.bfloat16 if computes_in_bf16 else None)
-            # A plain holder: absent from checkpoints, from the optimizer and from the strategy's wrapping.
-            self.reference = reference
+        if not self.needs_reference:
+            return
+        # A plain holder: absent from checkpoints, from the optimizer and from the strategy's wrapping.
+        if self.lora is not None:
+            self.reference = AdapterFreeActor(self.actor)
+        else:
+            frozen = load_causal_lm(self.model_name, attn_implementation=self.attn_implementation)
+            self.reference = Reference(frozen, dtype=torch.bfloat16 if computes_in_bf16 else None)
 
     def configure_optimizers(self) -> Any:
         """One AdamW over all groups; the schedule is a function of the iteration, without state."""
@@ -163,7 +184,13 @@ class PolicyModule(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the policy version beside the weights, and what they started from, for ``lit-rl export``."""
         checkpoint["lit_rl_policy_version"] = self.policy_version
-        checkpoint["lit_rl_model"] = {"model_name": self.model_name}
+        lora = None if self.lora is None else self.lora.as_dict()
+        checkpoint["lit_rl_model"] = {"model_name": self.model_name, "lora": lora}
+        if lora is not None:
+            # What is frozen is in model_name.
+            trained = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
+            weights = checkpoint["state_dict"]
+            checkpoint["state_dict"] = {name: weights[name] for name in weights if name in trained}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the policy version of the weights that are loaded."""

@@ -17,6 +17,7 @@ from lit_rl.cli import main
 from lit_rl.data import Conversation
 from lit_rl.export_command import export
 from lit_rl.models import load_causal_lm
+from lit_rl.models.lora import LoraSettings
 
 MODEL = "bundled/tiny-random"
 ROWS = [
@@ -25,11 +26,9 @@ ROWS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory) -> tuple[Path, SFT]:
+def trained(folder: Path, lora: LoraSettings | None = None) -> tuple[Path, SFT]:
     """A run folder with a trained checkpoint, and its module."""
-    folder = tmp_path_factory.mktemp("run")
-    module = SFT(MODEL, actor_lr=1e-2)
+    module = SFT(MODEL, actor_lr=1e-2, lora=lora)
     trainer = L.Trainer(
         accelerator="cpu", devices=1, max_epochs=1, logger=False, default_root_dir=str(folder),
         enable_progress_bar=False, enable_model_summary=False, callbacks=[IterationCheckpoint()],
@@ -37,6 +36,11 @@ def run(tmp_path_factory) -> tuple[Path, SFT]:
     trainer.fit(module, datamodule=SFTDataModule(MODEL, ROWS))
     (folder / "config.yaml").write_text(yaml.safe_dump({"model_name": MODEL}))
     return folder, module
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> tuple[Path, SFT]:
+    return trained(tmp_path_factory.mktemp("run"))
 
 
 def logits(network: torch.nn.Module) -> torch.Tensor:
@@ -95,6 +99,20 @@ def test_a_template_of_the_run_becomes_that_of_the_folder(run, tmp_path) -> None
     with pytest.raises(ValueError, match=r"chat template .*own\.jinja is not there.*--chat_template"):
         export(moved, tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_adapters_are_merged(tmp_path) -> None:
+    (tmp_path / "run").mkdir()
+    folder, module = trained(tmp_path / "run", LoraSettings(r=4))
+
+    out = export(folder, tmp_path / "model", dtype="float32")
+
+    network = AutoModelForCausalLM.from_pretrained(out)
+    assert [name for name, _ in network.named_parameters()] == [
+        name for name, _ in load_causal_lm(MODEL).named_parameters()
+    ]
+    torch.testing.assert_close(logits(network), logits(module.actor.network), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(logits(network), logits(load_causal_lm(MODEL)), atol=1e-2)
 
 
 def test_a_sharded_checkpoint_is_put_together(run, tmp_path) -> None:

@@ -6,8 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lit_rl.data import ChatTemplateError, Conversation, ConversationFiles, tokenize_conversation
+from lit_rl.data import AnsweredPrompts, ChatTemplateError, Conversation, ConversationFiles, tokenize_conversation
 from lit_rl.data.conversation_tokens import tokenize_source
+from lit_rl.types import Prompt
 
 PARAMETERS = {"type": "object", "properties": {"q": {"type": "string"}}}
 SEARCH = {"type": "function", "function": {"name": "search", "description": "Finds.", "parameters": PARAMETERS}}
@@ -30,8 +31,8 @@ def result(content: str) -> dict:
     return {"role": "tool", "name": "search", "tool_call_id": "abcdefghi", "content": content}
 
 
-def conversation(*messages: dict, tools=()) -> Conversation:
-    return Conversation(row_id="r", messages=list(messages), tools=list(tools))
+def conversation(*messages: dict, tools=(), row_id: str = "r") -> Conversation:
+    return Conversation(row_id=row_id, messages=list(messages), tools=list(tools))
 
 
 def learned_texts(template, tokens) -> list[str]:
@@ -151,6 +152,21 @@ def test_rows_come_as_json_lines_json_and_parquet_with_or_without_json_text(tmp_
         assert second.messages == [user("Q"), assistant("B")], name
         assert second.tools == []
     assert len(ConversationFiles([tmp_path / "rows.json"], max_samples=1)) == 1
+
+
+def test_prompts_with_known_answers_become_conversations() -> None:
+    prompts = [
+        Prompt(row_id="a", messages=[user("1+1")], data_source="s", ground_truth=2),
+        Prompt(row_id="b", messages=[user("?")], data_source="s"),
+    ]
+
+    (row,) = AnsweredPrompts(prompts, "It is {ground_truth}. {sure}", max_samples=1)
+
+    assert row == conversation(user("1+1"), assistant("It is 2. {sure}"), row_id="a")
+    with pytest.raises(ValueError, match="row b has no ground truth"):
+        AnsweredPrompts(prompts)
+    with pytest.raises(ValueError, match=r"answer='Yes' must hold \{ground_truth\}"):
+        AnsweredPrompts(prompts, "Yes")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from lit_rl.callbacks import IterationCheckpoint
 from lit_rl.data import ConversationTokens, PromptCursor
 from lit_rl.experience.conversations import ConversationLoader
 from lit_rl.experience.progress import PhaseProgress
+from lit_rl.models.lora import LoraSettings
 from lit_rl.modules import SFT
 
 VOCABULARY = 97
@@ -54,7 +55,7 @@ class Watch(L.Callback):
         self.rates.append(optimizer.param_groups[0]["lr"])
         if not self.gradients:
             named = pl_module.actor.network.named_parameters()
-            self.gradients = {name: parameter.grad.clone() for name, parameter in named}
+            self.gradients = {name: p.grad.clone() for name, p in named if p.grad is not None}
 
     def on_train_epoch_end(self, trainer, pl_module) -> None:
         self.logged.append({name: float(value) for name, value in trainer.callback_metrics.items()})
@@ -95,14 +96,15 @@ def run(module: SFT, data: Data, iterations: int = 1, *, callbacks=(), ckpt_path
     return watch
 
 
-@pytest.mark.parametrize("max_tokens", [30, 64, 1000])
-def test_loss_and_gradients_are_those_of_a_padded_float64_forward(tiny_model_folder, max_tokens: int) -> None:
+@pytest.mark.parametrize(("max_tokens", "attention"), [(30, "sdpa"), (64, "sdpa"), (1000, "sdpa"), (64, "eager")])
+def test_loss_and_gradients_are_those_of_a_padded_float64_forward(tiny_model_folder, max_tokens, attention) -> None:
     rows = make_rows()
     exact = AutoModelForCausalLM.from_pretrained(tiny_model_folder, dtype=torch.float64, attn_implementation="eager")
     expected = padded_loss(exact, rows)
     expected.backward()
 
-    watch = run(SFT(tiny_model_folder, max_grad_norm=1e9), Data(rows, max_tokens=max_tokens))
+    module = SFT(tiny_model_folder, max_grad_norm=1e9, attn_implementation=attention)
+    watch = run(module, Data(rows, max_tokens=max_tokens))
 
     assert watch.logged[0]["train/loss"] == pytest.approx(expected.item(), rel=1e-6)
     for name, parameter in exact.named_parameters():
@@ -144,6 +146,29 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tiny_model_folder, tmp_path)
     for name, parameter in whole.actor.named_parameters():
         assert torch.equal(parameter, resumed.actor.get_parameter(name)), name
     assert resumed.policy_version == 4
+
+
+def test_with_lora_a_checkpoint_holds_the_adapters_alone_and_resumes(tiny_model_folder, tmp_path) -> None:
+    def data() -> Data:
+        return Data(make_rows(), batch_size=3, num_steps=2)
+
+    options = {"actor_lr": 1e-2, "lora": LoraSettings(r=2)}
+    whole = SFT(tiny_model_folder, **options)
+    seen = run(whole, data(), 4, callbacks=[IterationCheckpoint(dirpath=str(tmp_path), keep=-1)])
+    assert seen.logged[-1]["train/loss"] < seen.logged[0]["train/loss"] - 0.1
+
+    saved = torch.load(tmp_path / "iteration_00001.ckpt", weights_only=True)
+    assert all(".lora_A." in name or ".lora_B." in name for name in saved["state_dict"])
+    assert len(saved["state_dict"]) == 2 * 7 * 2
+    assert saved["lit_rl_model"] == {"model_name": tiny_model_folder, "lora": whole.lora.as_dict()}
+    resumed = SFT(tiny_model_folder, **options)
+    rest = run(resumed, data(), 4, ckpt_path=str(tmp_path / "iteration_00001.ckpt"))
+
+    assert [row["train/loss"] for row in rest.logged] == [row["train/loss"] for row in seen.logged[2:]]
+    for name, parameter in whole.actor.named_parameters():
+        assert torch.equal(parameter, resumed.actor.get_parameter(name)), name
+    with pytest.raises(ValueError, match=r"The checkpoint lacks \d+ of the \d+ weights"):
+        run(SFT(tiny_model_folder), data(), 4, ckpt_path=str(tmp_path / "iteration_00001.ckpt"))
 
 
 @pytest.mark.parametrize(

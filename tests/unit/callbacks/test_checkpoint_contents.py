@@ -120,3 +120,11 @@ def test_a_new_run_in_a_used_folder_keeps_its_own_newest(train, tmp_path) -> Non
         "last.ckpt",
     ]
     assert (folder / "last.ckpt").resolve().name == "iteration_00001.ckpt"
+
+
+def test_a_sanity_check_is_no_score_to_save_by(train, tmp_path) -> None:  # O46
+    best = IterationCheckpoint(monitor="val-core/sums/reward/mean@1")
+    train(best, iterations=2, validate_every=10, num_sanity_val_steps=2)
+
+    assert best.best_k_models == {}
+    assert list((tmp_path / "checkpoints").glob("*")) == []

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lit_rl.callbacks.checkpoint import PARTIAL
+from lit_rl.callbacks.checkpoint_files import PARTIAL
 from lit_rl.config_keys import ConfigError
 from lit_rl.run_folder import iteration_checkpoints
 

@@ -25,6 +25,7 @@ from lit_rl.experience.data_module import RunDataModule
 from lit_rl.experience.evaluation import EvaluationLoader
 from lit_rl.experience.loader import ExperienceLoader
 from lit_rl.experience.option_checks import check_at_least, check_sampling
+from lit_rl.experience.recording import RECORDING, ReplayedRollouts, TrajectoryRecorder, rollout_settings
 from lit_rl.models.loading import load_tokenizer, max_positions, resolve_model
 from lit_rl.rewards import RewardLoopManager, RewardSettings, check_data_sources
 from lit_rl.serving import LLMServerManager, ServingSettings
@@ -66,6 +67,8 @@ class RolloutDataModule(RunDataModule):
         seed: int = 0,
         num_cpus: int | None = None,
         rollout_timeout_s: float = 3600.0,
+        record_trajectories: bool = False,
+        replay_from: str | None = None,
         verbose: bool = False,
     ) -> None:
         """Keep the options and check what can be checked; nothing starts before `setup`.
@@ -100,6 +103,10 @@ class RolloutDataModule(RunDataModule):
             seed: Root of row order and of all sampling seeds.
             num_cpus: Cores Ray may count on, where a local Ray is started; ``null`` takes what the machine has.
             rollout_timeout_s: Longest rollout of one iteration, in seconds.
+            record_trajectories: Keep all training trajectories, with token ids and log-probs, in the run folder's
+                ``recording/``.
+            replay_from: Run folder with such a recording: learn from its trajectories. No engine, no Ray and no agent
+                loop is started, and nothing is validated.
             verbose: Show the logs of Ray and the engines.
         """
         super().__init__()
@@ -137,11 +144,13 @@ class RolloutDataModule(RunDataModule):
         self.agents = agents or AgentSettings()
         self.rewards = rewards or RewardSettings()
         self.serving = serving or ServingSettings()
-        self.backend = backend
+        self.backend = backend if replay_from is None else "inline"
         self.shuffle = shuffle
         self.seed = seed
         self.num_cpus = num_cpus
         self.rollout_timeout_s = rollout_timeout_s
+        self.record_trajectories = record_trajectories
+        self.replay_from = replay_from
         self.verbose = verbose
         check_sampling(self.sampling, "sampling")
         check_sampling(self.val_sampling, "val_sampling")
@@ -249,6 +258,10 @@ class RolloutDataModule(RunDataModule):
 
     def _load_rows(self, stage: str) -> None:
         wanted = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("test", "val")}[stage]
+        if self.replay_from is not None:
+            if stage != "fit":
+                raise ValueError(f"data.replay_from={self.replay_from}: only fit is replayed. Leave it out elsewhere.")
+            wanted = ("train",)  # there is no engine to validate with
         if stage != "fit" and not any(self.sources[name] is not None for name in wanted):
             options = " or ".join(f"data.{name}_data" for name in wanted)
             raise ValueError(f"{stage} has no rows: set {options}.")
@@ -352,26 +365,43 @@ class RolloutDataModule(RunDataModule):
         gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         runtime = self._runtime = Runtime(backend=self.backend, num_cpus=self.num_cpus, verbose=self.verbose)  # type: ignore[arg-type]
         runtime.start()
+        run_folder = self.trainer.default_root_dir if self.trainer is not None else "."
+        if self.replay_from is not None:
+            replayed = ReplayedRollouts(self.replay_from, self._rollout_settings())
+            self._collector = self._collector_of(runtime, replayed, replayed)
+            return
+        recorder = None
+        if self.record_trajectories and self._cursor is not None:
+            recorder = TrajectoryRecorder(f"{run_folder}/{RECORDING}", self._rollout_settings())
         servers = LLMServerManager(runtime, self.serving, model, self.max_model_len, gpu=gpu, verbose=self.verbose)
         rewards = RewardLoopManager(runtime, self.rewards, gpu=gpu, verbose=self.verbose)
         self._managers = [rewards, servers]
         start_s = self.serving.start_timeout_s
         runtime.loop.run(servers.start(), timeout_s=start_s + 60, what=f"{self.serving.num_replicas} replicas to start")
         runtime.loop.run(rewards.start(), timeout_s=start_s + rewards.start_timeout_s, what="reward workers to start")
-        run_folder = self.trainer.default_root_dir if self.trainer is not None else "."
         settings = self.agents.in_run_folder(run_folder)
         agents = AgentLoopManager(runtime, settings, servers.client(), model, rewards.handles, self._tools)
         self._managers.insert(0, agents)
         runtime.loop.run(agents.start(), timeout_s=start_s, what="agent-loop workers to start")
         self.servers = servers
-        self._collector = Collector(
+        self._collector = self._collector_of(runtime, agents, servers, recorder)
+
+    def _collector_of(
+        self, runtime: Runtime, agents: Any, servers: Any, recorder: TrajectoryRecorder | None = None
+    ) -> Collector:
+        return Collector(
             runtime=runtime,
             agents=agents,
             servers=servers,
             phase=self.phase,
             seed=self.seed,
             timeout_s=self.rollout_timeout_s,
+            recorder=recorder,
         )
+
+    def _rollout_settings(self) -> dict[str, Any]:
+        assert self._cursor is not None
+        return rollout_settings(self, self._cursor)
 
     def _stop(self) -> None:
         """Stop managers and runtime; safe to call twice."""

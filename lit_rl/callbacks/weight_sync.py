@@ -116,8 +116,9 @@ class WeightSync(Callback, WeightPublisher):
 
     def _sync_if_stale(self, trainer: L.Trainer, module: Any) -> None:
         data: RolloutDataModule = trainer.datamodule  # type: ignore[attr-defined]
-        assert data.servers is not None
         self._sync_s = 0.0
+        if data.servers is None:
+            return  # a replay has no replicas
         if set(data.servers.versions.values()) == {module.policy_version}:
             return
         phase_before = data.phase.phase

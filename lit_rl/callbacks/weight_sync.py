@@ -75,8 +75,17 @@ class WeightSync(Callback, WeightPublisher):
 
     def _sync_if_stale(self, trainer: L.Trainer, module: Any) -> None:
         data: RolloutDataModule = trainer.datamodule  # type: ignore[attr-defined]
-        assert data.servers is not None
-        if set(data.servers.versions.values()) != {module.policy_version}:
+        # Rank 0 has the replicas; all ranks take part in gathering the weights.
+        is_stale = data.servers is not None and set(data.servers.versions.values()) != {module.policy_version}
+        if trainer.world_size > 1:
+            is_stale = trainer.strategy.broadcast(is_stale)
+        if not is_stale:
+            return
+        if data.servers is None:
+            for _ in stream_weights(module.actor.network, *_bucket_settings(data), is_sender=False):
+                pass
+            module.steps_since_sync = 0
+        else:
             self._sync(data, module)
 
     def _sync(self, data: RolloutDataModule, module: PolicyGradientModule) -> None:
@@ -91,8 +100,7 @@ class WeightSync(Callback, WeightPublisher):
         timeout_s = settings.weight_update_timeout_s
         run(servers.begin_weight_update(), timeout_s=3 * timeout_s, what="replicas to pause for a weight update")
         bytes_sent: dict[str, int] = {}
-        dtype = getattr(torch, settings.dtype)
-        for bucket in stream_weights(module.actor.network, settings.weight_bucket_mib << 20, dtype):
+        for bucket in stream_weights(module.actor.network, *_bucket_settings(data)):
             path = self._buckets.write(bucket)
             bytes_sent |= {name: tensor.numel() * tensor.element_size() for name, tensor in bucket}
             try:
@@ -123,3 +131,8 @@ class WeightSync(Callback, WeightPublisher):
         if self._buckets is not None:
             self._buckets.close()
             self._buckets = None
+
+
+def _bucket_settings(data: RolloutDataModule) -> tuple[int, torch.dtype]:
+    """Bytes of a bucket and dtype of the weights; the same on every rank, or gathering would not be."""
+    return data.serving.weight_bucket_mib << 20, getattr(torch, data.serving.dtype)

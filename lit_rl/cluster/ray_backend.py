@@ -25,7 +25,7 @@ from ray.exceptions import (
 from lit_rl.cluster.handle import WorkerDied, timeout_error
 from lit_rl.cluster.ray_host import Failure, ProcessIdentity, WorkerHost, end_processes
 
-_GONE = (RayActorError, WorkerCrashedError, ObjectLostError, RaySystemError, TaskCancelledError)
+GONE = (RayActorError, WorkerCrashedError, ObjectLostError, RaySystemError, TaskCancelledError)
 
 
 class RayWorkerHandle:
@@ -105,7 +105,7 @@ class RayWorkerHandle:
         except asyncio.CancelledError:
             _cancel(awaitable)
             raise
-        except _GONE as error:
+        except GONE as error:
             raise WorkerDied(self._name, _first_line(error)) from error
 
     def _check(self, outcome: Any, method: str) -> Any:

@@ -8,31 +8,42 @@ WeightSync callback.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
-
-from lightning.pytorch.strategies import SingleDeviceStrategy
+from typing import Any, TypeVar
 
 from lit_rl.agents import AgentLoopManager, AgentSettings
 from lit_rl.agents.run_tools import load_run_tools, report_template, row_schemas
-from lit_rl.cluster import Runtime
+from lit_rl.cluster import ProcessIdentity, Runtime
 from lit_rl.data import ChatTemplate, PromptCursor, PromptSource, WithoutOverlong
 from lit_rl.experience.batch import Experience
 from lit_rl.experience.collector import Collector
 from lit_rl.experience.data_module import RunDataModule
-from lit_rl.experience.evaluation import EvaluationLoader
+from lit_rl.experience.evaluation import EvaluationBatch, EvaluationLoader
 from lit_rl.experience.loader import ExperienceLoader
+from lit_rl.experience.mailbox import (
+    CollectiveExchange,
+    MailboxExchange,
+    MailboxReceiver,
+    ShareExchange,
+    SoloExchange,
+    rank_zero_lost,
+)
 from lit_rl.experience.option_checks import check_at_least, check_sampling
 from lit_rl.experience.recording import RECORDING, ReplayedRollouts, TrajectoryRecorder, rollout_settings
+from lit_rl.experience.share import ExperienceShare, PlanSettings, Rollout
 from lit_rl.models.loading import load_tokenizer, max_positions, resolve_model
 from lit_rl.rewards import RewardLoopManager, RewardSettings, check_data_sources
 from lit_rl.serving import LLMServerManager, ServingSettings
+from lit_rl.strategies import check_checkpoint, check_strategy
 from lit_rl.types import Prompt, SamplingParams, Trajectory
 from lit_rl.weight_sync.publisher import WeightPublisher
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class RolloutDataModule(RunDataModule):
@@ -166,25 +177,35 @@ class RolloutDataModule(RunDataModule):
         self._runtime: Runtime | None = None
         self._managers: list[Any] = []
         self._collector: Collector | None = None
+        self._exchange: ShareExchange | None = None
+        self._rank_zero = ProcessIdentity.current()
+        self._data_sources: dict[str, list[str]] = {}
         self._tokenizer: Any = None
         self._tools: dict[str, Any] | None = None  # for schemas and limits; workers load and call their own
 
     # Lightning's hooks.
 
     def setup(self, stage: str) -> None:
-        """Read and check the rows, then start replicas, reward workers and agent workers, in that order."""
+        """On rank 0: read and check the rows, then start replicas, reward workers and agent workers, in that order.
+
+        The other ranks connect to what rank 0 has started.
+        """
         self._check_trainer()
-        self._load_rows(stage)
-        if self._collector is None:
-            try:
-                self._start()
-            except BaseException:
-                self._stop()
-                raise
+        # Known before anything can fail, so that the other ranks can tell whether rank 0 is still there.
+        self._rank_zero = self._broadcast(ProcessIdentity.current())
+        try:
+            if self.rank == 0:
+                self._load_rows(stage)
+                if self._collector is None:
+                    self._start()
+            self._join_ranks()
+        except BaseException:
+            self._stop()
+            raise
 
     def train_dataloader(self) -> ExperienceLoader:
         """One pass over it is one iteration."""
-        return ExperienceLoader(self._collect, self.ppo_epochs, self.num_mini_batches)
+        return ExperienceLoader(self._collect, self.ppo_epochs, self.num_mini_batches, self.rank)
 
     def val_dataloader(self) -> EvaluationLoader | list[Any]:
         """One item per data source of the validation rows."""
@@ -199,7 +220,12 @@ class RolloutDataModule(RunDataModule):
         return self._evaluation_loader("test" if self.sources["test"] is not None else "val")
 
     def teardown(self, stage: str) -> None:
-        """Stop everything."""
+        """Stop everything; rank 0 comes last, since the others are connected to what it has started."""
+        if self.rank > 0:
+            self._stop()
+        if self.world_size > 1:
+            with contextlib.suppress(RuntimeError):  # a rank that has gone already waits for nobody
+                self.trainer.strategy.barrier("RolloutDataModule.teardown")  # type: ignore[union-attr]
         self._stop()
 
     def on_exception(self, exception: BaseException) -> None:
@@ -207,6 +233,16 @@ class RolloutDataModule(RunDataModule):
         self._stop()
 
     # What callbacks use.
+
+    @property
+    def rank(self) -> int:
+        """This process's data-parallel rank."""
+        return 0 if self.trainer is None else int(self.trainer.global_rank)
+
+    @property
+    def world_size(self) -> int:
+        """Data-parallel ranks."""
+        return 1 if self.trainer is None else int(self.trainer.world_size)
 
     @property
     def runtime(self) -> Runtime:
@@ -217,7 +253,7 @@ class RolloutDataModule(RunDataModule):
 
     @property
     def last_trajectories(self) -> list[Trajectory]:
-        """All trajectories of the last iteration, failed ones included."""
+        """All trajectories of the last iteration, failed ones included; on rank 0."""
         return [] if self._collector is None else self._collector.last_trajectories
 
     def probe_sequences(self, num: int, max_tokens: int) -> list[list[int]]:
@@ -293,30 +329,48 @@ class RolloutDataModule(RunDataModule):
             self._cursor = PromptCursor.for_source(self._rows["train"], seed=self.seed, shuffle=self.shuffle)
 
     def _evaluation_loader(self, name: str) -> EvaluationLoader | list[Any]:
-        rows = self._rows.get(name)
-        if not rows:
+        sources = self._data_sources.get(name, [])
+        if not sources:
             return []
-        sources = sorted({row.data_source for row in rows})
+        assert self._exchange is not None
+        exchange = self._exchange
 
-        def evaluate(data_source: str) -> list[Trajectory]:
+        def evaluate(data_source: str) -> list[EvaluationBatch]:
             assert self._collector is not None
             if data_source == sources[0]:
                 self.last_validation_trajectories = []
             trajectories = self._collector.evaluate(
-                [row for row in rows if row.data_source == data_source],
+                [row for row in self._rows[name] if row.data_source == data_source],
                 self.val_sampling,
                 samples_per_row=self.val_samples_per_row,
             )
             self.last_validation_trajectories += trajectories
-            return trajectories
+            return EvaluationBatch.deal(data_source, trajectories, self.world_size)
 
-        return EvaluationLoader(sources, evaluate)
+        return EvaluationLoader(
+            sources,
+            lambda data_source: exchange.scatter(f"validation on {data_source}", lambda: evaluate(data_source)),
+        )
 
     # Rollouts.
 
     def _collect(self) -> Experience:
-        assert self._collector is not None
+        assert self._exchange is not None
         iteration = self.trainer.current_epoch if self.trainer is not None else 0
+        settings = PlanSettings(
+            num_mini_batches=self.num_mini_batches,
+            ppo_epochs=self.ppo_epochs,
+            max_tokens=self.max_tokens_per_micro_batch,
+            micro_batch_size=self.micro_batch_size,
+            share_prompts=self.share_prompts,
+        )
+        share: ExperienceShare = self._exchange.scatter(
+            f"iteration {iteration}", lambda: self._roll_out(iteration).deal(settings, self.world_size)
+        )
+        return share.experience(settings, self.world_size, self.phase)
+
+    def _roll_out(self, iteration: int) -> Rollout:
+        assert self._collector is not None
         # Before anything is yielded: Lightning never resumes a sized loader after its last item (2.6).
         return self._collector.collect(
             iteration,
@@ -326,11 +380,6 @@ class RolloutDataModule(RunDataModule):
             group_size=self.group_size,
             greedy_baseline=self.greedy_baseline,
             dynamic_sampling_rounds=self.dynamic_sampling_rounds,
-            num_mini_batches=self.num_mini_batches,
-            ppo_epochs=self.ppo_epochs,
-            max_tokens=self.max_tokens_per_micro_batch,
-            micro_batch_size=self.micro_batch_size,
-            share_prompts=self.share_prompts,
         )
 
     def _next_rows(self, num: int) -> list[Prompt]:
@@ -342,12 +391,8 @@ class RolloutDataModule(RunDataModule):
     def _check_trainer(self) -> None:
         if self.trainer is None:
             return
-        strategy = self.trainer.strategy
-        if self.trainer.world_size > 1 or not isinstance(strategy, SingleDeviceStrategy):
-            raise ValueError(
-                f"trainer.strategy={type(strategy).__name__} with {self.trainer.world_size} training processes: this "
-                "version trains on one device. Set trainer.devices=1 and leave trainer.strategy at auto."
-            )
+        check_strategy(self.trainer.strategy, self.backend, self.trainer.num_nodes)  # type: ignore[attr-defined]
+        check_checkpoint(self.trainer.ckpt_path, self.trainer.strategy, self.trainer.world_size)  # type: ignore[attr-defined]
         if self.trainer.max_steps != -1:
             raise ValueError(
                 f"trainer.max_steps={self.trainer.max_steps} would end the run inside an iteration: use "
@@ -403,8 +448,44 @@ class RolloutDataModule(RunDataModule):
         assert self._cursor is not None
         return rollout_settings(self, self._cursor)
 
+    def _join_ranks(self) -> None:
+        """Give every rank its end of the exchange, and the data sources it will be asked to evaluate."""
+        own = {name: sorted({row.data_source for row in rows}) for name, rows in self._rows.items()}
+        address = self._runtime.address if self._runtime is not None else ""
+        namespace = self._runtime.namespace if self._runtime is not None else ""
+        if self._exchange is None and self.rank == 0:
+            self._exchange = self._rank_zero_exchange()
+        try:
+            self._data_sources, address, namespace = self._broadcast((own, address, namespace))
+        except RuntimeError as error:
+            raise rank_zero_lost("the rollout side to start", self.rank, self._rank_zero, error) from error
+        if self._exchange is not None:
+            return
+        if self.backend == "inline":
+            self._exchange = CollectiveExchange(self.rank, self._rank_zero)
+            return
+        self._runtime = Runtime(backend="ray", verbose=self.verbose, address=address, namespace=namespace)
+        self._runtime.start()
+        # Each round of dynamic sampling is a rollout of its own.
+        longest_s = (1 + self.dynamic_sampling_rounds) * self.rollout_timeout_s + 60.0
+        self._exchange = MailboxReceiver(self._runtime, self.rank, self._rank_zero, longest_s)
+
+    def _rank_zero_exchange(self) -> ShareExchange:
+        if self.world_size == 1:
+            return SoloExchange()
+        if self.backend == "inline":
+            return CollectiveExchange(0, self._rank_zero)
+        return MailboxExchange(self.runtime)
+
+    def _broadcast(self, value: T) -> T:
+        """Rank 0's value."""
+        return value if self.world_size == 1 else self.trainer.strategy.broadcast(value)  # type: ignore[union-attr]
+
     def _stop(self) -> None:
         """Stop managers and runtime; safe to call twice."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.close()
         runtime, self._runtime = self._runtime, None
         managers, self._managers = self._managers, []
         self.servers = self._collector = None

@@ -117,14 +117,21 @@ class WeightSync(Callback, WeightPublisher):
     def _sync_if_stale(self, trainer: L.Trainer, module: Any) -> None:
         data: RolloutDataModule = trainer.datamodule  # type: ignore[attr-defined]
         self._sync_s = 0.0
-        if data.servers is None:
-            return  # a replay has no replicas
-        if set(data.servers.versions.values()) == {module.policy_version}:
+        # Rank 0 has the replicas (none where a recording is replayed); all ranks take part in gathering the weights.
+        is_stale = data.servers is not None and set(data.servers.versions.values()) != {module.policy_version}
+        if trainer.world_size > 1:
+            is_stale = trainer.strategy.broadcast(is_stale)
+        if not is_stale:
             return
         phase_before = data.phase.phase
         data.phase.start("weight_sync")
         started = time.perf_counter()
-        self._sync(data, module)
+        if data.servers is None:
+            for _ in stream_weights(module.actor.network, *_bucket_settings(data), is_sender=False):
+                pass
+        else:
+            self._sync(data, module)
+        module.steps_since_sync = 0
         self._sync_s = time.perf_counter() - started
         if self.probe_every and self._num_syncs % self.probe_every == 0:
             self._probe(trainer, data, module)
@@ -141,8 +148,7 @@ class WeightSync(Callback, WeightPublisher):
         timeout_s = settings.weight_update_timeout_s
         run(servers.begin_weight_update(), timeout_s=3 * timeout_s, what="replicas to pause for a weight update")
         bytes_sent: dict[str, int] = {}
-        dtype = getattr(torch, settings.dtype)
-        for bucket in stream_weights(module.actor.network, settings.weight_bucket_mib << 20, dtype):
+        for bucket in stream_weights(module.actor.network, *_bucket_settings(data)):
             path = self._buckets.write(bucket)
             bytes_sent |= {name: tensor.numel() * tensor.element_size() for name, tensor in bucket}
             try:
@@ -166,22 +172,25 @@ class WeightSync(Callback, WeightPublisher):
                 module.steps_since_sync,
                 settings.dtype,
             )
-        module.steps_since_sync = 0
 
     def _probe(self, trainer: L.Trainer, data: RolloutDataModule, module: PolicyGradientModule) -> None:
-        """Score a few tokens on every replica and in the trainer, and judge the gaps."""
+        """Score a few tokens on every replica and in the trainer, on all its ranks, and judge the gaps."""
         started = time.perf_counter()
-        sequences = data.probe_sequences(_PROBE_SEQUENCES, _PROBE_TOKENS)
+        sequences = [] if data.servers is None else data.probe_sequences(_PROBE_SEQUENCES, _PROBE_TOKENS)
+        if trainer.world_size > 1:
+            sequences = trainer.strategy.broadcast(sequences)
+        own = module.sequence_logprobs(sequences) if sequences else []
+        if data.servers is None:
+            return
         if not sequences:
             log.warning("There is no text to compare the replicas with the trainer on: the probe is left out.")
             return
-        assert data.servers is not None
         answers = data.runtime.loop.run(
             ask_replicas(data.servers, sequences, module.policy_version),
             timeout_s=data.serving.request_timeout_s,
             what=f"replicas to score {len(sequences)} short sequences after a weight sync",
         )
-        gaps = compare(module.sequence_logprobs(sequences), answers)
+        gaps = compare(own, answers)
         self._not_logged = {**gaps.metrics(), "timing_s/probe_weights": time.perf_counter() - started}
         self._judge(gaps, module.policy_version)
 
@@ -206,3 +215,8 @@ class WeightSync(Callback, WeightPublisher):
         if self._buckets is not None:
             self._buckets.close()
             self._buckets = None
+
+
+def _bucket_settings(data: RolloutDataModule) -> tuple[int, torch.dtype]:
+    """Bytes of a bucket and dtype of the weights; the same on every rank, or gathering would not be."""
+    return data.serving.weight_bucket_mib << 20, getattr(torch, data.serving.dtype)

@@ -3,6 +3,8 @@
 from lit_rl.cluster.dispatch import Broadcast, Dispatch, DispatchError, Execute, Mesh, MeshMember, Scatter, dispatch
 from lit_rl.cluster.group_method import WorkerGroupError
 from lit_rl.cluster.handle import RESTART_PAUSES_S, WorkerDied, WorkerHandle, call_again
+from lit_rl.cluster.objects import fetch_object, put_object
+from lit_rl.cluster.ray_host import ProcessIdentity
 from lit_rl.cluster.runtime import EventLoopThread, Runtime
 from lit_rl.cluster.worker_group import WorkerGroup, find_worker
 
@@ -15,6 +17,7 @@ __all__ = [
     "Execute",
     "Mesh",
     "MeshMember",
+    "ProcessIdentity",
     "Runtime",
     "Scatter",
     "WorkerDied",
@@ -23,5 +26,7 @@ __all__ = [
     "WorkerHandle",
     "call_again",
     "dispatch",
+    "fetch_object",
     "find_worker",
+    "put_object",
 ]

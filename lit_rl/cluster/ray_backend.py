@@ -26,7 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from lit_rl.cluster.handle import WorkerDied, timeout_error
 from lit_rl.cluster.ray_host import Failure, ProcessIdentity, WorkerHost, end_processes
 
-_GONE = (RayActorError, WorkerCrashedError, ObjectLostError, RaySystemError, TaskCancelledError)
+GONE = (RayActorError, WorkerCrashedError, ObjectLostError, RaySystemError, TaskCancelledError)
 
 
 class RayWorkerHandle:
@@ -119,7 +119,7 @@ class RayWorkerHandle:
         except asyncio.CancelledError:
             _cancel(awaitable)
             raise
-        except _GONE as error:
+        except GONE as error:
             raise WorkerDied(self._name, _first_line(error), self._restarts) from error
 
     def _check(self, outcome: Any, method: str) -> Any:

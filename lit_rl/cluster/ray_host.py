@@ -98,6 +98,15 @@ class ProcessIdentity:
         except psutil.Error:
             return None
 
+    def may_live(self) -> bool:
+        """Return whether the process still runs; of one on another machine that is not known, so True."""
+        if self.host != socket.gethostname():
+            return True
+        process = self.find()
+        with contextlib.suppress(psutil.Error):
+            return process is not None and process.status() != psutil.STATUS_ZOMBIE
+        return False
+
 
 class WorkerHost:
     """Actor around one worker object.

@@ -30,7 +30,7 @@ class RunDataModule(L.LightningDataModule):
         self._cursor: PromptCursor | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The cursor over the training rows; it is the same on every rank."""
+        """The cursor over the training rows, which rank 0 has and writes."""
         return {} if self._cursor is None else {"cursor": self._cursor.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ Sampling, losses and optimizers are elsewhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -18,9 +18,10 @@ from lit_rl.models.token_logprobs import most_likely_tokens, token_logprobs
 from lit_rl.models.working_copy import Bf16WorkingCopy
 
 
-@dataclass(kw_only=True)
-class TokenScores:
+class TokenScores(NamedTuple):
     """What a network says about the response tokens of a micro-batch.
+
+    A tuple, because that is where sharding strategies look for the tensors whose gradient comes back.
 
     Attributes:
         logprobs: ``[B, T]`` float32, nats; 0 where a token was not wanted.
@@ -29,7 +30,7 @@ class TokenScores:
     """
 
     logprobs: Tensor
-    entropies: Tensor | None
+    entropies: Tensor | None = None
     is_most_likely: Tensor | None = None
 
 

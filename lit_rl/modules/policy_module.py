@@ -8,23 +8,25 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 
 from lit_rl.experience.batch import MiniBatch
 from lit_rl.experience.data_module import RunDataModule
 from lit_rl.experience.evaluation import EvaluationBatch
-from lit_rl.metrics.evaluation import evaluation_metrics
 from lit_rl.models import Actor, Reference, load_causal_lm
 from lit_rl.models.actor import TokenScores
 from lit_rl.models.lora import LoraSettings, add_lora
 from lit_rl.models.packing import PackedSequences, pack
 from lit_rl.models.reference import AdapterFreeActor, FrozenPolicy
 from lit_rl.modules.option_ranges import check_optimizer_options
+from lit_rl.strategies import DeepSpeedStrategy
 from lit_rl.types import Trajectory
 
 log = logging.getLogger(__name__)
@@ -178,15 +180,15 @@ class PolicyModule(L.LightningModule):
         self._log_evaluation(batch)
 
     def predict_step(self, batch: EvaluationBatch, batch_idx: int) -> list[Trajectory]:
-        """Return the trajectories as they are."""
-        return batch.trajectories
+        """Return this rank's trajectories as they are."""
+        return list(batch.trajectories)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the policy version beside the weights, and what they started from, for ``lit-rl export``."""
         checkpoint["lit_rl_policy_version"] = self.policy_version
         lora = None if self.lora is None else self.lora.as_dict()
         checkpoint["lit_rl_model"] = {"model_name": self.model_name, "lora": lora}
-        if lora is not None:
+        if lora is not None and "state_dict" in checkpoint:
             # What is frozen is in model_name.
             trained = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
             weights = checkpoint["state_dict"]
@@ -266,6 +268,39 @@ class PolicyModule(L.LightningModule):
             scores: TokenScores = self.actor(packed, temperature, with_entropy, with_most_likely)
         return scores
 
+    def sum_over_ranks(self, values: Tensor) -> Tensor:
+        """Sum of a small tensor over all ranks, on the CPU."""
+        return self._reduce(values, "sum")
+
+    def max_over_ranks(self, values: Tensor) -> Tensor:
+        """Elementwise maximum of a small tensor over all ranks, on the CPU."""
+        return self._reduce(values, "max")
+
+    def _reduce(self, values: Tensor, operation: str) -> Tensor:
+        if self.trainer.world_size == 1:
+            return values.cpu()
+        # A copy: strategies reduce in place.
+        values = values.detach().to(self.device, copy=True)
+        return self.trainer.strategy.reduce(values, reduce_op=operation).cpu()  # type: ignore[union-attr]
+
+    def gather_over_ranks(self, value: Any) -> list[Any]:
+        """What every rank has passed in, in the order of ranks; for small picklable values."""
+        if self.trainer.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.trainer.world_size
+        torch.distributed.all_gather_object(values, value)
+        return values
+
+    def gradient_sync(self, is_last: bool) -> AbstractContextManager[Any]:
+        """Context of a micro-batch's forward and backward: ranks exchange gradients in the last one only."""
+        strategy = self.trainer.strategy
+        if isinstance(strategy, DeepSpeedStrategy):
+            strategy.begin_micro_batch(is_last)
+            return nullcontext()
+        if is_last or not isinstance(strategy, ParallelStrategy):
+            return nullcontext()
+        return strategy.block_backward_sync()
+
     def log_iteration(self, metrics: dict[str, float]) -> None:
         """Log numbers of this iteration; loggers get the iteration as their step."""
         iteration = float(self.current_epoch)
@@ -273,7 +308,7 @@ class PolicyModule(L.LightningModule):
         self.log_dict(values, on_step=False, on_epoch=True, batch_size=1)
 
     def _log_evaluation(self, batch: EvaluationBatch) -> None:
-        values = evaluation_metrics(batch.data_source, batch.trajectories) | {"step": float(self.policy_version)}
+        values = batch.metrics | {"step": float(self.policy_version)}
         self.log_dict(values, on_step=False, on_epoch=True, batch_size=1, add_dataloader_idx=False)
 
     def uses_bf16_working_copy(self) -> bool:

@@ -53,7 +53,7 @@ class Run:
             servers=self.servers, serving=serving, runtime=runtime, phase=self.phase,
             probe_sequences=lambda num, max_tokens: PROBED[:num],
         )  # fmt: skip
-        self.trainer: Any = SimpleNamespace(datamodule=data, is_last_batch=True)
+        self.trainer: Any = SimpleNamespace(datamodule=data, is_last_batch=True, world_size=1)
         self.logged: dict[str, float] = {}
         self.module: Any = SimpleNamespace(
             actor=SimpleNamespace(network=self.network), policy_version=0, steps_since_sync=0,

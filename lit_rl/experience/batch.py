@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from lit_rl.algorithms.aggregate import prompt_mean_weights
+from lit_rl.experience.flat import FlatTrajectories
 from lit_rl.experience.plan import IterationPlan, MiniBatchPlan
 from lit_rl.experience.progress import PhaseProgress
 from lit_rl.models.packing import PackedSequences, pack
@@ -72,13 +73,16 @@ class Experience:
         self.share_prompts = share_prompts
         self.metrics = dict(metrics or {})
         self.phase = phase or PhaseProgress()
-        self.columns: dict[str, list[Tensor]] = {
-            "rollout_logprobs": [torch.tensor(t.rollout_logprobs, dtype=torch.float32) for t in self.trajectories]
-        }
+        if isinstance(trajectories, FlatTrajectories):
+            logprobs = trajectories.tensors("rollout_logprobs")
+            self._masks = [mask.view(torch.bool) for mask in trajectories.tensors("loss_mask")]
+        else:
+            logprobs = [torch.tensor(t.rollout_logprobs, dtype=torch.float32) for t in trajectories]
+            self._masks = [torch.tensor(t.loss_mask, dtype=torch.bool) for t in trajectories]
+        self.columns: dict[str, list[Tensor]] = {"rollout_logprobs": logprobs}
         self.advantages: Tensor | None = None
         self.is_scored = False
         self._local = {index: position for position, index in enumerate(self.indices)}
-        self._masks = [torch.tensor(t.loss_mask, dtype=torch.bool) for t in self.trajectories]
 
     def __len__(self) -> int:
         """Trajectories of this rank."""

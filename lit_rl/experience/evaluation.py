@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from lit_rl.experience.share import FlatTrajectories
+from lit_rl.experience.flat import FlatTrajectories
 from lit_rl.metrics.evaluation import evaluation_metrics
 from lit_rl.types import Trajectory
 

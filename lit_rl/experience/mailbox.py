@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -46,7 +46,7 @@ class RankZeroLost(RuntimeError):
 class ShareExchange(Protocol):
     """Brings each rank its part of what rank 0 makes. Every rank calls it, in the same order."""
 
-    def scatter(self, what: str, make: Callable[[], Sequence[Any]]) -> Any:
+    def scatter(self, what: str, make: Callable[[], Iterable[Any]]) -> Any:
         """Return this rank's part.
 
         Args:
@@ -64,7 +64,7 @@ class ShareExchange(Protocol):
 class SoloExchange:
     """One rank: nothing to exchange."""
 
-    def scatter(self, what: str, make: Callable[[], Sequence[Any]]) -> Any:
+    def scatter(self, what: str, make: Callable[[], Iterable[Any]]) -> Any:
         """Return the only part."""
         (part,) = make()
         return part
@@ -85,7 +85,7 @@ class CollectiveExchange:
         self.rank = rank
         self.rank_zero = rank_zero
 
-    def scatter(self, what: str, make: Callable[[], Sequence[Any]]) -> Any:
+    def scatter(self, what: str, make: Callable[[], Iterable[Any]]) -> Any:
         """See `ShareExchange`."""
         parts = list(make()) if self.rank == 0 else None
         received: list[Any] = [None]
@@ -152,22 +152,20 @@ class MailboxExchange:
         self._mailbox: WorkerHandle = group.workers[0]
         self._heart = runtime.loop.submit(self._keep_beating())
 
-    def scatter(self, what: str, make: Callable[[], Sequence[Any]]) -> Any:
+    def scatter(self, what: str, make: Callable[[], Iterable[Any]]) -> Any:
         """See `ShareExchange`."""
-        own, *others = make()
+        parts = iter(make())
+        own = next(parts)
+        refs: list[list[Any]] = [[]]  # rank 0 has its own part
+        refs += ([put_object(part)] for part in parts)
         self._number += 1
-        self._runtime.loop.run(self._post(others), timeout_s=_ANSWER_S + 10, what=f"the mailbox to take {what}")
+        posting = self._mailbox.call("post", self._number, refs, timeout_s=_ANSWER_S)
+        self._runtime.loop.run(posting, timeout_s=_ANSWER_S + 10, what=f"the mailbox to take {what}")
         return own
 
     def close(self) -> None:
         """Stop the heart; the runtime ends the mailbox."""
         self._heart.cancel()
-
-    async def _post(self, others: Sequence[Any]) -> None:
-        refs: list[list[Any]] = [[]]  # rank 0 has its own part
-        for part in others:
-            refs.append([await asyncio.to_thread(put_object, part)])
-        await self._mailbox.call("post", self._number, refs, timeout_s=_ANSWER_S)
 
     async def _keep_beating(self) -> None:
         while True:
@@ -195,7 +193,7 @@ class MailboxReceiver:
         self.timeout_s = timeout_s
         self._mailbox = find_worker(runtime, f"{MAILBOX}-0")
 
-    def scatter(self, what: str, make: Callable[[], Sequence[Any]]) -> Any:
+    def scatter(self, what: str, make: Callable[[], Iterable[Any]]) -> Any:
         """See `ShareExchange`."""
         self._number += 1
         return self._runtime.loop.run(

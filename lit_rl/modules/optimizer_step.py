@@ -79,12 +79,9 @@ class GuardedStep:
     @staticmethod
     def _engine_step(optimizer: Any, frozen: Collection[str], engine: DeepSpeedStrategy) -> dict[str, Tensor]:
         """Clip all groups together and step, unless a gradient is not finite."""
-        groups = optimizer.param_groups
-        for group in groups:
-            if group["name"] in frozen:
-                group["lr"] = 0.0  # its gradients are zero and so are its moments; this leaves the weight decay
-        names = [group["name"] for group in groups if group["name"] not in frozen]
-        return {names[0] if len(groups) == 1 else "joint": engine.step_and_norm(optimizer)}
+        names = [group["name"] for group in optimizer.param_groups]
+        numbers = [number for number, name in enumerate(names) if name in frozen]
+        return {names[0] if len(names) == 1 else "joint": engine.step_and_norm(optimizer, numbers)}
 
     def _refuse(self, loss: Tensor, norms: Mapping[str, Tensor]) -> None:
         """Count a step that would have destroyed the weights, and stop after too many in a row."""

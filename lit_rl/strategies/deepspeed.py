@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -144,17 +144,31 @@ class DeepSpeedStrategy(LightningDeepSpeedStrategy):
         engine.optimizer.clear_backward_seen_flag()
         engine.set_gradient_accumulation_boundary(is_last)
 
-    def step_and_norm(self, optimizer: Any) -> Tensor:
+    def step_and_norm(self, optimizer: Any, frozen: Collection[int] = ()) -> Tensor:
         """Clip and step, or do nothing where a gradient is not finite.
 
         Args:
             optimizer: Lightning's.
+            frozen: Numbers of parameter groups that stay as they are; their gradients must be zero so far.
 
         Returns:
             Joint gradient norm before clipping; infinite where the step was refused.
         """
+        for number in frozen:
+            optimizer.param_groups[number]["lr"] = 0.0  # or the weight decay would act
         optimizer.step()
         engine: Any = self.deepspeed_engine
+        self._forget_steps(engine.optimizer, frozen)
         if engine.optimizer.overflow:
             return torch.tensor(float("inf"))
         return torch.as_tensor(engine.get_global_grad_norm()).float().cpu()
+
+    def _forget_steps(self, zero: Any, frozen: Collection[int]) -> None:
+        """Set the step counts of groups back to 0: AdamW's first real step must be its first one there too."""
+        if self.zero_stage_3:
+            parts = zip(zero.fp32_partitioned_groups_flat, zero.sub_group_to_group_id.values(), strict=True)
+        else:
+            parts = zip(zero.single_partition_of_fp32_groups, range(len(zero.param_groups)), strict=True)
+        for part, group in parts:
+            if group in frozen and "step" in zero.state.get(part, {}):
+                zero.state[part]["step"].zero_()

@@ -17,6 +17,8 @@ from lit_rl.experience.share import PlanSettings, Rollout, SequenceScalars
 from lit_rl.strategies import DeepSpeedStrategy
 from lit_rl.weight_sync.source import stream_weights
 
+BUCKET_BYTES = 1 << 12
+
 
 @dataclass(kw_only=True)
 class Case:
@@ -46,6 +48,8 @@ class Outcome:
     weights_by_iteration: list[dict[str, torch.Tensor]] = field(default_factory=list)
     mini_batches: list[list[int]] = field(default_factory=list)
     num_held: int = 0
+    num_buckets: int = 0
+    largest_bucket: int = 0
     global_step: int = 0
 
 
@@ -80,7 +84,7 @@ class _Watch(Callback):
         self.outcome.weights_by_iteration.append(all_weights(module))
 
     def on_train_end(self, trainer, module):
-        self.outcome.weights = all_weights(module)
+        self.outcome.weights = all_weights(module, self.outcome)
         self.outcome.global_step = trainer.global_step
 
 
@@ -89,15 +93,17 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).clone()
 
 
-def all_weights(module) -> dict[str, torch.Tensor]:
+def all_weights(module, outcome: Outcome | None = None) -> dict[str, torch.Tensor]:
     """Actor's and critic's, in buckets of a few tensors."""
     networks = {"actor": module.actor.network} | ({"critic": module.critic} if hasattr(module, "critic") else {})
-    return {
-        f"{part}.{name}": tensor.clone()
-        for part, network in networks.items()
-        for bucket in stream_weights(network, 1 << 14, torch.float32)
-        for name, tensor in bucket
-    }
+    weights = {}
+    for part, network in networks.items():
+        for bucket in stream_weights(network, BUCKET_BYTES, torch.float32):
+            weights |= {f"{part}.{name}": tensor.clone() for name, tensor in bucket}
+            if outcome is not None:
+                outcome.num_buckets += 1
+                outcome.largest_bucket = max(outcome.largest_bucket, sum(tensor.nbytes for _, tensor in bucket))
+    return weights
 
 
 def update(cases: list[Case], strategy: Any = "auto", **trainer_options: Any) -> list[Outcome]:
@@ -123,7 +129,7 @@ def _fit(case: Case, strategy: Any, trainer_options: dict[str, Any]) -> Outcome:
     def collect():
         rollout = case.rollouts[trainer.current_epoch]
         # Every rank deals for itself here; how shares travel is tested where they do.
-        share = rollout.deal(case.settings, trainer.world_size)[trainer.global_rank]
+        share = list(rollout.deal(case.settings, trainer.world_size))[trainer.global_rank]
         experience = share.experience(case.settings, trainer.world_size)
         outcome.num_held = len(experience)
         outcome.mini_batches += [

@@ -1,4 +1,4 @@
-"""One update on one, two and three DDP ranks: the same gradients, weights and numbers."""
+"""One update on one rank and on several, under every strategy: the same gradients, weights and numbers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from transformers import AutoModelForCausalLM
 
 from lit_rl.algorithms.aggregate import AGGREGATION_MODES
 from lit_rl.experience.share import PlanSettings
+from lit_rl.strategies import DeepSpeedStrategy, FSDP2Strategy
 
 LR, EPS = 1e-3, 1e-3  # see test_update_against_oracle.py
 OPTIONS = {"actor_lr": LR, "adam_eps": EPS, "max_grad_norm": 1e9}
+NUMBERS = {"actor/pg_loss", "actor/grad_norm", "actor/entropy", "actor/ppo_kl", "critic/vf_loss"}
 DYNAMIC = PlanSettings(max_tokens=40)
 FIXED = PlanSettings(max_tokens=400, micro_batch_size=2, share_prompts=False)
 
@@ -60,23 +62,46 @@ def cases(tiny_model_folder, make_trajectories):
     return found
 
 
+STRATEGIES = {
+    "ddp": "ddp",
+    "fsdp2": FSDP2Strategy,
+    "zero-1": functools.partial(DeepSpeedStrategy, stage=1),
+    "zero-2": functools.partial(DeepSpeedStrategy, stage=2),
+    "zero-3": functools.partial(DeepSpeedStrategy, stage=3),
+}
+# Without "fixed", which says nothing more of a strategy, and "not finite", which the engine leaves to itself.
+ZERO_CASES = ("token-mean, dynamic", "mini-batches", "few", "equal", "ppo", "ppo warm-up", "token advantages")
+PLACES = [
+    ("ddp", 2),
+    ("ddp", 3),
+    ("fsdp2", 2),
+    pytest.param(("fsdp2", 3), marks=pytest.mark.slow),
+    pytest.param(("zero-1", 2), marks=pytest.mark.slow),
+    ("zero-2", 2),
+    pytest.param(("zero-3", 2), marks=pytest.mark.slow),
+]
+
+
 @pytest.fixture(scope="session")
-def outcomes(cases):
-    """``[world_size][rank][case]``, one start of processes per number of ranks."""
+def alone(cases):
+    """What one rank does, by case."""
+    return dict(zip(cases, update(list(cases.values())), strict=True))
 
-    @functools.cache
-    def run(world_size, rank):
-        return all_ranks(world_size)[rank]
 
-    @functools.cache
-    def all_ranks(world_size):
-        given = list(cases.values())
-        if world_size == 1:
-            return [dict(zip(cases, update(given), strict=True))]
-        ranks = run_on_ranks(update, world_size, given, "ddp")
-        return [dict(zip(cases, outcomes, strict=True)) for outcomes in ranks]
+@pytest.fixture(scope="session", params=PLACES, ids=lambda place: f"{place[0]} {place[1]}")
+def ranks(request, cases):
+    """What each rank of several does, by case; one start of processes."""
+    strategy, world_size = request.param
+    if strategy.startswith("zero"):
+        pytest.importorskip("deepspeed")
+    names = ZERO_CASES if strategy.startswith("zero") else cases
+    found = run_on_ranks(update, world_size, [cases[name] for name in names], STRATEGIES[strategy])
+    return [dict(zip(names, outcomes, strict=True)) for outcomes in found]
 
-    return run
+
+def skip_unless(ranks, name):
+    if name not in ranks[0]:
+        pytest.skip("not run under this strategy")
 
 
 def assert_close(left, right, tolerance=1e-6):
@@ -85,78 +110,88 @@ def assert_close(left, right, tolerance=1e-6):
         assert (tensor - right[name]).norm() <= tolerance * max(right[name].norm(), 1e-12), name
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("micro_batches", ["dynamic", "fixed"])
 @pytest.mark.parametrize("mode", AGGREGATION_MODES)
-def test_gradients_do_not_depend_on_the_number_of_ranks(outcomes, mode, micro_batches, world_size):
+def test_gradients_do_not_depend_on_the_number_of_ranks(ranks, alone, mode, micro_batches):
     name = f"{mode}, {micro_batches}"
-    (alone,) = outcomes(1, 0)[name].gradients
+    skip_unless(ranks, name)
+    if not ranks[0][name].gradients:
+        pytest.skip("DeepSpeed's gradients are its own; its weights are compared")
+    (expected,) = alone[name].gradients
 
-    for rank in range(world_size):
-        (gradients,) = outcomes(world_size, rank)[name].gradients
-        assert_close(gradients, alone)
-    assert sum(outcomes(world_size, rank)[name].num_held for rank in range(world_size)) == 20
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("name", ["kl and entropy", "few", "one group with spread", "ppo", "token advantages"])
-def test_weights_and_numbers_do_not_depend_on_the_number_of_ranks(outcomes, name, world_size):
-    alone = outcomes(1, 0)[name]
-
-    for rank in range(world_size):
-        found = outcomes(world_size, rank)[name]
-        assert_close(found.weights, alone.weights)
-        for metrics, expected in zip(found.metrics, alone.metrics, strict=True):
-            assert metrics.keys() == expected.keys()
-            for key in ("actor/pg_loss", "actor/grad_norm", "actor/entropy", "actor/ppo_kl", "critic/vf_loss"):
-                assert metrics.get(key, 0.0) == pytest.approx(expected.get(key, 0.0), rel=1e-4, abs=1e-7), key
+    for rank in ranks:
+        (gradients,) = rank[name].gradients
+        assert_close(gradients, expected)
+    assert sum(rank[name].num_held for rank in ranks) == alone[name].num_held == 20
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_several_steps_equal_the_float64_oracle(outcomes, cases, tiny_model_folder, world_size):
+@pytest.mark.parametrize(
+    "name",
+    ["token-mean, dynamic", "kl and entropy", "few", "one group with spread", "ppo", "ppo warm-up", "token advantages"],
+)
+def test_weights_and_numbers_do_not_depend_on_the_number_of_ranks(ranks, alone, name):
+    skip_unless(ranks, name)
+    for rank in ranks:
+        assert_close(rank[name].weights, alone[name].weights)
+        for metrics, expected in zip(rank[name].metrics, alone[name].metrics, strict=True):
+            if "joint/grad_norm" not in metrics:
+                assert metrics.keys() == expected.keys()
+            for key in {"actor/pg_loss", "actor/grad_norm", "actor/entropy", "actor/ppo_kl", "critic/vf_loss"} & {
+                *metrics
+            }:
+                assert metrics[key] == pytest.approx(expected[key], rel=1e-4, abs=1e-7), key
+
+
+def test_several_steps_equal_the_float64_oracle(ranks, cases, tiny_model_folder):
     model = AutoModelForCausalLM.from_pretrained(tiny_model_folder, dtype=torch.float64).eval()
-    found = outcomes(world_size, 0)["mini-batches"]
-    assert len(found.mini_batches) == 4
+    # Which trajectories share a mini-batch depends on the number of ranks.
+    mini_batches = ranks[0]["mini-batches"].mini_batches
+    assert len(mini_batches) == 4
     (rollout,) = cases["mini-batches"].rollouts
-    expected = oracle_weights(
-        model, rollout.sequences, found.mini_batches, lr=LR, eps=EPS, temperature=1.0, clip=(0.2, 0.2)
-    )
+    expected = oracle_weights(model, rollout.sequences, mini_batches, lr=LR, eps=EPS, temperature=1.0, clip=(0.2, 0.2))
 
-    assert_close(found.weights, {f"actor.{name}": tensor for name, tensor in expected.items()})
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_all_ranks_log_the_same(outcomes, cases, world_size):
-    for name in cases:
-        iterations = [outcomes(world_size, rank)[name].metrics for rank in range(world_size)]
-        for first, *others in zip(*iterations, strict=True):
-            assert others == [first] * (world_size - 1), name
+    for rank in ranks:
+        assert_close(rank["mini-batches"].weights, {f"actor.{name}": tensor for name, tensor in expected.items()})
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_a_mini_batch_without_weight_is_skipped_by_all(outcomes, world_size):
-    for rank in range(world_size):
-        found = outcomes(world_size, rank)["equal"]
-        assert found.gradients == []
-        assert found.metrics[0]["actor/skipped_weightless_steps"] == 1.0
+def test_all_ranks_log_the_same(ranks):
+    for name in ranks[0]:
+        for first, *others in zip(*(rank[name].metrics for rank in ranks), strict=True):
+            assert others == [first] * len(others), name
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_a_loss_that_is_not_finite_on_one_rank_is_skipped_by_all(outcomes, world_size):
-    for rank in range(world_size):
-        found = outcomes(world_size, rank)["not finite"]
+def test_a_mini_batch_without_weight_is_skipped_by_all(ranks, alone):
+    for rank in [alone, *ranks]:
+        assert rank["equal"].global_step == 0
+        assert rank["equal"].metrics[0]["actor/skipped_weightless_steps"] == 1.0
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_is_skipped_by_all(ranks, alone):
+    skip_unless(ranks, "not finite")
+    for rank in [alone, *ranks]:
+        found = rank["not finite"]
         assert found.metrics[0]["actor/skipped_not_finite_steps"] == 1.0
         assert found.global_step == 1
+        assert_close(found.weights, alone["not finite"].weights)
         assert all(tensor.isfinite().all() for tensor in found.weights.values())
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_warm_up_leaves_the_actor_alone(outcomes, world_size):
-    found = outcomes(world_size, world_size - 1)["ppo warm-up"]
-    before, after = found.weights_by_iteration
-    start = outcomes(world_size, 0)["equal"].weights
+def test_warm_up_leaves_the_actor_alone(ranks, alone):
+    start = alone["equal"].weights  # never stepped
+    for rank in ranks:
+        before, after = rank["ppo warm-up"].weights_by_iteration
+        for name, tensor in start.items():
+            assert torch.equal(before[name], tensor), name
+            assert not torch.equal(after[name], tensor), name
 
-    for name, tensor in start.items():
-        assert torch.equal(before[name], tensor), name
-        assert not torch.equal(after[name], tensor), name
-    assert any(name.startswith("critic.") for name in before)
+
+def test_weights_come_out_whole_under_hugging_face_names(ranks, tiny_model_folder):
+    network = AutoModelForCausalLM.from_pretrained(tiny_model_folder)
+    expected = {f"actor.{name}": parameter.shape for name, parameter in network.named_parameters()}
+
+    for rank in ranks:
+        found = rank["few"]
+        assert {name: tensor.shape for name, tensor in found.weights.items()} == expected
+        # A bucket holds at most BUCKET_BYTES, or one larger tensor.
+        assert found.largest_bucket == max(4 * shape.numel() for shape in expected.values())
+        assert found.num_buckets > 3

@@ -106,6 +106,8 @@ class Trajectory:
         policy_versions: Weight version that sampled each token; -1 where ``loss_mask`` is 0.
         reward: Sum the policy is trained on; ``None`` while unscored or when scoring failed.
         reward_parts: Named numbers beside the reward (accuracy, format, ...). Keys may differ between trajectories.
+        turn_rewards: What each turn of the policy earned from its tools, reward units, as a part of ``reward``; the
+            rest of ``reward`` belongs to the last turn. Empty where tools are not part of it.
         stop_reason: How the last generation ended.
         num_turns: Messages after the prompt, the policy's and the environment's, plus the prompt itself.
         error: Traceback or message when user code failed; such a trajectory is left out of loss and statistics.
@@ -129,6 +131,7 @@ class Trajectory:
     policy_versions: list[int]
     reward: float | None = None
     reward_parts: dict[str, float] = field(default_factory=dict)
+    turn_rewards: list[float] = field(default_factory=list)
     stop_reason: StopReason = "stop"
     num_turns: int = 2
     error: str | None = None

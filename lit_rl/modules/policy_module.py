@@ -195,13 +195,13 @@ class PolicyModule(L.LightningModule):
 
     # What the steps of an iteration use.
 
-    def forward_actor(self, batch: MicroBatch, *, with_entropy: bool) -> TokenScores:
+    def forward_actor(self, batch: MicroBatch, *, with_entropy: bool, with_sum_pi_squared: bool = False) -> TokenScores:
         """Score a micro-batch with the actor, or with its bfloat16 copy."""
         assert self.actor is not None
         # The copy is bfloat16 already: autocast would only look for casts to make.
         has_copy = self.actor.working_copy is not None
         with torch.autocast(self.device.type, enabled=False) if has_copy else nullcontext():
-            scores: TokenScores = self.actor(batch.packed, batch.temperature, with_entropy)
+            scores: TokenScores = self.actor(batch.packed, batch.temperature, with_entropy, with_sum_pi_squared)
         return scores
 
     def log_iteration(self, metrics: dict[str, float]) -> None:

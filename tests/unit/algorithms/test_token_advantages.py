@@ -218,3 +218,53 @@ def test_optimal_token_baseline_takes_a_trajectory_beside_empty_ones_for_a_singl
     half = torch.full((2, 2), 0.5, dtype=torch.float64)
     estimates, _ = advantages.optimal_token_baseline(half, mask, torch.tensor([0, 0]), half.log(), half)
     assert not estimates.any()
+
+
+GROUPS = torch.tensor([0, 0, 1, 1, 1])
+PI = torch.rand(5, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * 0.8 + 0.1
+SCORES = torch.randn(5, 6, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+
+
+def whitened_turns(rewards: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    exists = advantages.turn_mask(mask, 3)
+    turn_rewards = torch.where(exists, rewards[:, :3].nan_to_num(), 0.0)
+    values = advantages.turn_returns(turn_rewards, exists, gamma=0.9)
+    return advantages.spread_turns(advantages.turn_relative(values, exists, GROUPS[rows]), mask)
+
+
+TOKEN_ESTIMATORS = {
+    "gae": lambda rewards, mask, rows: advantages.gae(
+        rewards, torch.nn.functional.pad(SCORES, (0, rewards.shape[1] - 6), value=3.0)[rows], mask, gamma=0.9, lam=0.8
+    )[0],
+    "reinforce_plus_plus": lambda rewards, mask, rows: advantages.reinforce_plus_plus(rewards, mask, gamma=0.9)[0],
+    "remax": lambda rewards, mask, rows: advantages.remax(rewards, SCORES[rows, 0], mask)[0],
+    "optimal_token_baseline": lambda rewards, mask, rows: advantages.optimal_token_baseline(
+        rewards,
+        mask,
+        GROUPS[rows],
+        torch.nn.functional.pad(PI, (0, rewards.shape[1] - 6), value=0.5)[rows].log(),
+        torch.nn.functional.pad(PI.square(), (0, rewards.shape[1] - 6), value=0.5)[rows],
+    )[0],
+    "turn_relative": whitened_turns,
+}
+
+
+@pytest.mark.parametrize("name", TOKEN_ESTIMATORS)
+def test_rows_permute_padding_is_inert_and_masked_rewards_do_not_count(name: str) -> None:
+    estimate, rows = TOKEN_ESTIMATORS[name], torch.arange(5)
+    mask = torch.tensor(
+        [[1, 1, 0, 1, 0, 0], [1, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0], [0, 1, 1, 0, 1, 0], [1] * 6]
+    ).bool()
+    rewards = torch.randn(5, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    whole = estimate(rewards, mask, rows)
+    assert whole[~mask].abs().max() == 0.0
+    assert whole[mask].abs().max() > 0.1
+
+    order = torch.tensor([3, 0, 4, 2, 1])
+    torch.testing.assert_close(estimate(rewards[order], mask[order], order), whole[order])
+
+    padded = estimate(torch.nn.functional.pad(rewards, (0, 3), value=7.0), torch.nn.functional.pad(mask, (0, 3)), rows)
+    torch.testing.assert_close(padded, torch.nn.functional.pad(whole, (0, 3)))
+
+    if name != "turn_relative":  # its rewards are per turn
+        torch.testing.assert_close(estimate(torch.where(mask, rewards, float("nan")), mask, rows), whole)

@@ -38,6 +38,10 @@ def assert_same(network, expected, start, tolerance):
         ("token-mean", 1, 1, 400, True, 0.0),
         ("token-mean", 2, 1, 40, True, 0.5),
         ("seq-mean-token-mean", 2, 2, 48, False, 0.0),
+        ("seq-mean-token-sum", 2, 1, 60, True, 0.0),
+        ("seq-mean-token-sum-norm", 2, 1, 60, False, 0.0),
+        ("prompt-mean", 2, 1, 60, True, 0.0),
+        ("token-sum", 1, 2, 60, True, 0.0),
     ],
 )
 def test_the_joint_update_equals_the_float64_oracle(
@@ -54,11 +58,12 @@ def test_the_joint_update_equals_the_float64_oracle(
     starts = [{n: p.detach().clone() for n, p in m.named_parameters()} for m in (actor, critic)]
     module = PPO(
         tiny_model_folder, actor_lr=LR, critic_lr=CRITIC_LR, adam_eps=EPS, gamma=0.9, lam=0.8, value_clip=0.01,
-        loss_agg_mode=mode, clip_ratio_c=None, kl_reward_coef=kl_coef,
+        loss_agg_mode=mode, loss_scale=14.0, clip_ratio_c=None, kl_reward_coef=kl_coef,
     )  # fmt: skip
     oracle_ppo(
         actor, critic, trajectories, mini_batches_of(experience), lr=LR, critic_lr=CRITIC_LR, eps=EPS, gamma=0.9,
-        lam=0.8, value_clip=0.01, mode=mode, kl_coef=kl_coef, reference=double(tiny_model_folder) if kl_coef else None,
+        lam=0.8, value_clip=0.01, mode=mode, loss_scale=14.0, kl_coef=kl_coef,
+        reference=double(tiny_model_folder) if kl_coef else None,
     )  # fmt: skip
 
     fit(module, [experience])

@@ -124,6 +124,8 @@ class Trajectory:
         reward: Sum the policy is trained on; ``None`` while unscored or when scoring failed.
         reward_parts: Named numbers beside the reward (accuracy, format, ...). Keys may differ between trajectories.
         reward_notes: What the reward function returned beside numbers, as text by name; for logs.
+        turn_rewards: What each turn of the policy earned from its tools, reward units, as a part of ``reward``; the
+            rest of ``reward`` belongs to the last turn. Empty where tools are not part of it.
         stop_reason: How the last generation ended.
         num_turns: Messages after the prompt, the policy's and the environment's, plus the prompt itself.
         error: Traceback or message when user code failed; such a trajectory is left out of loss and statistics.
@@ -148,6 +150,7 @@ class Trajectory:
     reward: float | None = None
     reward_parts: dict[str, float] = field(default_factory=dict)
     reward_notes: dict[str, str] = field(default_factory=dict)
+    turn_rewards: list[float] = field(default_factory=list)
     stop_reason: StopReason = "stop"
     num_turns: int = 2
     error: str | None = None

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from lit_rl.models.backbone import check_head, packed_hidden_states, prepare_network
 from lit_rl.models.packing import PackedSequences, unpack
-from lit_rl.models.token_logprobs import most_likely_tokens, token_logprobs
+from lit_rl.models.token_logprobs import most_likely_tokens, sum_pi_squared, token_logprobs
 from lit_rl.models.working_copy import Bf16WorkingCopy
 
 
@@ -27,11 +27,14 @@ class TokenScores(NamedTuple):
         logprobs: ``[B, T]`` float32, nats; 0 where a token was not wanted.
         entropies: ``[B, T]`` float32, nats, of the distributions the tokens came from; ``None`` unless asked for.
         is_most_likely: ``[B, T]`` float32, 1 where the token is the network's first choice; ``None`` unless asked for.
+        sum_pi_squared: ``[B, T]`` float32, their sums of squared probabilities, without gradient; ``None`` unless
+            asked for.
     """
 
     logprobs: Tensor
     entropies: Tensor | None = None
     is_most_likely: Tensor | None = None
+    sum_pi_squared: Tensor | None = None
 
 
 class Actor(nn.Module):
@@ -78,6 +81,7 @@ class Actor(nn.Module):
         temperature: float = 1.0,
         with_entropy: bool = False,
         with_most_likely: bool = False,
+        with_sum_pi_squared: bool = False,
     ) -> TokenScores:
         """Score the wanted tokens of a packed micro-batch.
 
@@ -86,6 +90,7 @@ class Actor(nn.Module):
             temperature: The one the tokens were sampled with, above 0.
             with_entropy: Also return entropies.
             with_most_likely: Also say which tokens are the network's first choice (computes the logits once more).
+            with_sum_pi_squared: Also return sums of squared probabilities.
 
         Returns:
             Scores of shape ``[B, T]``; they depend on every parameter even when no token is wanted.
@@ -94,7 +99,15 @@ class Actor(nn.Module):
         if self.working_copy is not None:
             network = self.working_copy.network  # type: ignore[assignment]
             network.train(self.network.training)
-        return score_packed(network, packed, temperature, with_entropy, self.chunk_size, with_most_likely)
+        return score_packed(
+            network,
+            packed,
+            temperature,
+            with_entropy,
+            self.chunk_size,
+            with_most_likely=with_most_likely,
+            with_sum_pi_squared=with_sum_pi_squared,
+        )
 
 
 def score_packed(
@@ -104,6 +117,7 @@ def score_packed(
     with_entropy: bool,
     chunk_size: int = 1024,
     with_most_likely: bool = False,
+    with_sum_pi_squared: bool = False,
 ) -> TokenScores:
     """Run ``network`` on a packed row and score its wanted tokens; see `Actor.forward`."""
     hidden = packed_hidden_states(network, packed)  # [S, D]
@@ -114,8 +128,10 @@ def score_packed(
     if with_most_likely:
         first_choice = most_likely_tokens(hidden.detach(), weight.detach(), chunk_size)
         is_most_likely = unpack((first_choice == packed.target_ids).float(), packed)
+    squares = sum_pi_squared(hidden, weight, temperature, chunk_size) if with_sum_pi_squared else None
     return TokenScores(
         logprobs=unpack(logprobs, packed),
         entropies=None if entropies is None else unpack(entropies, packed),
         is_most_likely=is_most_likely,
+        sum_pi_squared=None if squares is None else unpack(squares, packed),
     )

@@ -237,9 +237,15 @@ class PolicyModule(L.LightningModule):
 
     # What the steps of an iteration use.
 
-    def forward_actor(self, batch: Any, *, with_entropy: bool, with_most_likely: bool = False) -> TokenScores:
-        """Score a micro-batch (its ``packed`` row at its ``temperature``) with the actor, or its bfloat16 copy."""
-        return self._score_packed(batch.packed, batch.temperature, with_entropy, with_most_likely)
+    def forward_actor(self, batch: Any, *, with_entropy: bool, **wanted: bool) -> TokenScores:
+        """Score a micro-batch (its ``packed`` row at its ``temperature``) with the actor, or its bfloat16 copy.
+
+        Args:
+            batch: The micro-batch.
+            with_entropy: Also return entropies.
+            wanted: Further options of `Actor.forward`, such as ``with_most_likely``.
+        """
+        return self._score_packed(batch.packed, batch.temperature, with_entropy=with_entropy, **wanted)
 
     @torch.no_grad()
     def sequence_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -258,14 +264,12 @@ class PolicyModule(L.LightningModule):
             rows = self._score_packed(packed, 1.0).logprobs.tolist()
         return [row[: len(ids) - 1] for row, ids in zip(rows, sequences, strict=True)]
 
-    def _score_packed(
-        self, packed: PackedSequences, temperature: float, with_entropy: bool = False, with_most_likely: bool = False
-    ) -> TokenScores:
+    def _score_packed(self, packed: PackedSequences, temperature: float, **wanted: bool) -> TokenScores:
         assert self.actor is not None
         # The copy is bfloat16 already: autocast would only look for casts to make.
         has_copy = self.actor.working_copy is not None
         with torch.autocast(self.device.type, enabled=False) if has_copy else nullcontext():
-            scores: TokenScores = self.actor(packed, temperature, with_entropy, with_most_likely)
+            scores: TokenScores = self.actor(packed, temperature, **wanted)
         return scores
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:

@@ -33,11 +33,18 @@ class RayWorkerHandle:
     """A worker in an actor of its own. Picklable; the actor lives as long as the driver, or until `stop`."""
 
     def __init__(
-        self, name: str, actor: Any, identity: Any = None, started: Any = None, restarts: bool = False
+        self,
+        name: str,
+        actor: Any,
+        identity: Any = None,
+        started: Any = None,
+        restarts: bool = False,
+        blueprint: Any = None,
     ) -> None:
         self._name = name
         self._actor = actor
         self._restarts = restarts
+        self._blueprint = blueprint  # Ray forgets an object that only an actor's arguments refer to (2.60)
         self._identity = identity
         self._started = started
 
@@ -145,6 +152,7 @@ def start_worker(
     Args as in `WorkerGroup.create`; ``node_id`` is the node to prefer, any other serves too.
     """
     settings = {variable: value for variable, value in env.items() if value is not None}
+    blueprint = ray.put((worker_cls, kwargs)) if restarts else None
     host: Any = ray.remote(WorkerHost)
     actor = host.options(
         name=name,
@@ -156,10 +164,10 @@ def start_worker(
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=True) if node_id else None,
         max_restarts=-1 if restarts else 0,
         enable_task_events=False,  # thousands of short calls per second
-    ).remote(list(sys.path), env, [ray.put((worker_cls, kwargs))] if restarts else None)
+    ).remote(list(sys.path), env, None if blueprint is None else [blueprint])
     identity = actor.identity.remote()
     if restarts:
-        return RayWorkerHandle(name, actor, identity, actor.start_from_blueprint.remote(), restarts=True)
+        return RayWorkerHandle(name, actor, identity, actor.start_from_blueprint.remote(), True, blueprint)
     # A second step, so that class and arguments are unpickled after the environment is set.
     return RayWorkerHandle(name, actor, identity, actor.start.remote(worker_cls, kwargs))
 

@@ -106,11 +106,12 @@ class AgentLoopManager:
         self._groups.append(group)
         ready = (worker.ready(self._settings.start_timeout_s) for worker in group.workers)
         outcomes = await asyncio.gather(*ready, return_exceptions=True)
-        self._workers += [worker for worker, outcome in zip(group.workers, outcomes, strict=True) if outcome is None]
-        failures = [outcome for outcome in outcomes if outcome is not None]
-        for failure in failures:
-            log.warning("An agent-loop worker did not start: %s", failure)
-        return failures[0] if failures else None
+        failed = {worker: outcome for worker, outcome in zip(group.workers, outcomes, strict=True) if outcome}
+        self._workers += [worker for worker in group.workers if worker not in failed]
+        for worker, error in failed.items():
+            log.warning("Agent-loop worker %s did not start: %s", worker.name, error)
+        await asyncio.gather(*(worker.stop(0.5) for worker in failed))
+        return next(iter(failed.values()), None)
 
     async def stop(self) -> None:
         """Stop the workers, then the rate limiters they may still ask. Idempotent."""

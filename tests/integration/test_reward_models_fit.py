@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from tiny_classifier import save_tiny_classifier
 
 from lit_rl.cli import build_from_config
-
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "rewards"))
-from tiny_classifier import save_tiny_classifier
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tiny_classifier import save_tiny_classifier, tiny_score
 
 from lit_rl.cluster import Runtime
 from lit_rl.rewards import RewardLoopManager, RewardModelSettings, RewardSettings
 from lit_rl.serving import ServingSettings
 from lit_rl.types import Prompt, Trajectory
-
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "rewards"))
-from tiny_classifier import save_tiny_classifier, tiny_score
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -81,11 +81,12 @@ async def roll_out(runtime: Runtime, notes: Path, lose_node: Any) -> list[str]:
 def main() -> None:
     """Start two nodes, spread, lose one, spread again."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    second = cluster.add_node(num_cpus=1)
-    cluster.wait_for_nodes()
     notes = Path(sys.argv[1])
     try:
         with Runtime("ray", address=cluster.address) as runtime:
+            # Only now, so that this process belongs to the first one: workers end with the node of their driver.
+            second = cluster.add_node(num_cpus=1)
+            cluster.wait_for_nodes()
             own = ray.get_runtime_context().get_node_id()
             both = runtime.loop.run(nodes_of(runtime, "both", True), timeout_s=200, what="four workers")
             texts = runtime.loop.run(

@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import time
 
+import psutil
 import pytest
 
 from lit_rl.tools import ToolSession
@@ -115,6 +116,35 @@ def test_cancelling_ends_the_process():
             await asyncio.wait_for(task, timeout=10)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("has_bubblewrap", [True, False])
+def test_a_killed_worker_leaves_no_program_behind(has_bubblewrap):
+    off = "" if has_bubblewrap else "sandbox.bubblewrap_prefix = lambda readable, writable: []\n"
+    code = (
+        f"import asyncio\nfrom lit_rl.tools import sandbox\n{off}"
+        "async def main():\n"
+        "    run = asyncio.ensure_future(sandbox.run_python('import time; time.sleep(600)', "
+        "limits=sandbox.SandboxLimits(wall_s=600)))\n"
+        "    await asyncio.sleep(2)\n"
+        "    print('running' if not run.done() else run.exception(), flush=True)\n"
+        "    await run\n"
+        "asyncio.run(main())"
+    )
+    worker = psutil.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        answer = worker.stdout.readline().strip()
+        programs = worker.children(recursive=True)
+    finally:
+        worker.kill()
+    worker.wait(30)
+    if answer != "running":
+        pytest.skip(answer)
+    assert programs
+    _, alive = psutil.wait_procs(programs, timeout=20)
+    for program in alive:
+        program.kill()
+    assert alive == []
 
 
 def test_the_tool_answers_what_was_printed():

@@ -94,11 +94,6 @@ def add_lora(network: PreTrainedModel, settings: LoraSettings) -> None:
             )
 
 
-def has_lora(network: nn.Module) -> bool:
-    """Whether a network has adapters."""
-    return any(hasattr(module, _A) for module in network.modules())
-
-
 @contextlib.contextmanager
 def without_adapters(network: nn.Module) -> Iterator[None]:
     """Context in which a network computes as if it had no adapters."""

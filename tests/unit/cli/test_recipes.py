@@ -100,6 +100,17 @@ def test_data_without_a_class_is_the_rollouts_and_another_class_can_be_named() -
     assert "group_size" not in other.data.init_args
 
 
+def test_the_warm_up_of_the_documentation_parses(tmp_path) -> None:
+    text = (CONFIGS.parent / "docs/sft.md").read_text()
+    (tmp_path / "warmup.yaml").write_text(text.split("```yaml\n")[2].split("```")[0])
+
+    config = _parse("--config", str(tmp_path / "warmup.yaml")).config
+
+    assert config.data.class_path == "lit_rl.WarmupDataModule"
+    assert config.data.init_args.val_sampling.temperature == 0.0
+    assert config.trainer.callbacks[0].init_args.stopping_threshold == 0.5
+
+
 def test_lora_is_set_from_the_command_line() -> None:
     lora = _parse("--model=lit_rl.GRPO", "--data.train_data=lit_rl.data.Arithmetic", "--model.lora.r=8").config.model
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         PPO,
         RLOO,
         SAPO,
+        SFT,
         ClipCov,
         ClippedPolicyModule,
         DecoupledPPO,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         ReMax,
         TokenRewardModule,
     )
+    from lit_rl.sft_datamodule import SFTDataModule, WarmupDataModule
 
 __version__ = "0.1.0"
 
@@ -64,11 +66,18 @@ __all__ = [
     "ReinforcePlusPlusBaseline",
     "RolloutDataModule",
     "SAPO",
+    "SFT",
+    "SFTDataModule",
     "TokenRewardModule",
+    "WarmupDataModule",
     "__version__",
 ]
 
-_LAZY = dict.fromkeys(set(__all__) - {"__version__"}, "lit_rl.modules") | {"RolloutDataModule": "lit_rl.datamodule"}
+_LAZY = dict.fromkeys(set(__all__) - {"__version__"}, "lit_rl.modules") | {
+    "RolloutDataModule": "lit_rl.datamodule",
+    "SFTDataModule": "lit_rl.sft_datamodule",
+    "WarmupDataModule": "lit_rl.sft_datamodule",
+}
 
 
 def __getattr__(name: str) -> Any:

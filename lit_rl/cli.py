@@ -32,6 +32,7 @@ from lit_rl.callbacks.reward_plot import RewardPlot
 from lit_rl.callbacks.run_config import LogRunConfig
 from lit_rl.callbacks.trajectory_log import TrajectoryLog
 from lit_rl.config_keys import ConfigError, KeyChecker, parser_keys
+from lit_rl.export_command import run_export
 from lit_rl.metrics_file import MetricsFileLogger
 from lit_rl.quiet import configure_logging
 from lit_rl.refused_options import check_run_name, check_trainer_options
@@ -57,6 +58,7 @@ LINKS = {
     "data.init_args.verbose": "verbose",
 }
 """Option of a part to the top-level option that alone sets it."""
+DEFAULT_DATA = "lit_rl.RolloutDataModule"
 # Run-only keys of a saved configuration: arguments of the sub-command, not of the objects.
 _RUN_ARGUMENTS = ("ckpt_path", "weights_only")
 _INTERRUPTED = 130
@@ -71,6 +73,7 @@ class RLCLI(LightningCLI):
         datamodule_class: Base class of the data modules that ``--data`` may name.
         args: Arguments as a list or a nested dictionary; ``None`` takes those of the process.
         run: Run the sub-command. ``False`` parses without one and builds ``model``, ``datamodule`` and ``trainer``.
+        default_data: Data module where none is named, as a dotted path; ``None``: ``datamodule_class``.
         **kwargs: Further arguments of LightningCLI.
     """
 
@@ -81,8 +84,10 @@ class RLCLI(LightningCLI):
         *,
         args: Sequence[str] | dict[str, Any] | None = None,
         run: bool = True,
+        default_data: str | None = None,
         **kwargs: Any,
     ) -> None:
+        self.default_data = default_data
         self.run_folder: Path | None = None
         self.ckpt_path: str | None = None
         defaults: dict[str, Any] = {
@@ -95,7 +100,8 @@ class RLCLI(LightningCLI):
             # Flat: given per sub-command, abbreviations are accepted all the same (jsonargparse 4.53).
             "parser_kwargs": {
                 "allow_abbrev": False,
-                "epilog": "lit-rl rollout --config FILE --row 3 holds one conversation and prints it.",
+                "epilog": "lit-rl rollout --config FILE --row 3 holds one conversation and prints it. "
+                "lit-rl export --ckpt_path RUN --out FOLDER writes the policy as a Hugging Face folder.",
             },
         }
         super().__init__(model_class, datamodule_class, args=args, run=run, **{**defaults, **kwargs})  # type: ignore[arg-type]
@@ -130,10 +136,14 @@ class RLCLI(LightningCLI):
             "--default_callbacks",
             type=bool,
             default=True,
-            help="Add WeightSync, IterationCheckpoint, RLProgress, TrajectoryLog, RewardPlot unless configured.",
+            help="Add IterationCheckpoint, RLProgress, and where it rolls out WeightSync, TrajectoryLog, RewardPlot, "
+            "unless configured.",
         )
         for target, source in LINKS.items():
             parser.link_arguments(source, target)
+        if self.default_data is not None:
+            # As YAML that names no class_path means it; a base class alone would mean itself.
+            parser.set_defaults({"data": {"class_path": self.default_data}})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Check the keys, parse, refuse options that do not go with iterations, and set log levels for a run.
@@ -248,7 +258,10 @@ class RLCLI(LightningCLI):
     def default_callbacks(self) -> tuple[list[type[Callback]], list[type[Callback]]]:
         """Classes added before and after the user's callbacks unless the configuration lists one of them."""
         from lit_rl.callbacks.weight_sync import WeightSync
+        from lit_rl.sft_datamodule import SFTDataModule
 
+        if isinstance(self.datamodule, SFTDataModule):
+            return [], [RLProgress, IterationCheckpoint]  # it has no engine and no rollouts
         return [WeightSync], [TrajectoryLog, RewardPlot, RLProgress, IterationCheckpoint]
 
     def _make_run_folder(self) -> Path:
@@ -281,7 +294,10 @@ class RLCLI(LightningCLI):
     @rank_zero_only
     def _print_start_line(self, subcommand: str) -> None:
         source = f" from {self.ckpt_path}" if self.ckpt_path else ""
-        print(f"{subcommand}{source}: files go to {self.run_folder}; starting engines and workers ...", flush=True)
+        from lit_rl.datamodule import RolloutDataModule
+
+        starting = "engines and workers" if isinstance(self.datamodule, RolloutDataModule) else "training"
+        print(f"{subcommand}{source}: files go to {self.run_folder}; starting {starting} ...", flush=True)
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run it; when it is cut short, say how to go on."""
@@ -317,6 +333,16 @@ class RLCLI(LightningCLI):
         sys.stderr.write(f"{what}; {last.resolve().name} is kept. Resume with: {shlex.join(command)}\n")
 
 
+def base_classes() -> tuple[type[LightningModule], type[LightningDataModule]]:
+    """Base classes of what ``--model`` and ``--data`` may name; their subclasses are imported, for the help."""
+    import lit_rl.modules
+    import lit_rl.sft_datamodule  # noqa: F401
+    from lit_rl.experience.data_module import RunDataModule
+    from lit_rl.modules.policy_module import PolicyModule
+
+    return PolicyModule, RunDataModule
+
+
 def build_from_config(
     path: str | Path,
     args: Sequence[str] = (),
@@ -329,17 +355,15 @@ def build_from_config(
     Args:
         path: A recipe or the ``config.yaml`` of a run.
         args: Overrides in command-line form, such as ``["--trainer.max_epochs=1"]``.
-        model_class: Base class of modules; ``None`` takes PolicyGradientModule.
-        datamodule_class: Base class of data modules; ``None`` takes RolloutDataModule.
+        model_class: Base class of modules; ``None`` takes PolicyModule.
+        datamodule_class: Base class of data modules; ``None`` takes RunDataModule.
 
     Returns:
         The command line object with ``model``, ``datamodule``, ``trainer`` and ``run_folder``.
     """
-    if model_class is None or datamodule_class is None:
-        from lit_rl.datamodule import RolloutDataModule
-        from lit_rl.modules import PolicyGradientModule
-
-        model_class, datamodule_class = model_class or PolicyGradientModule, datamodule_class or RolloutDataModule
+    classes = base_classes()
+    default_data = DEFAULT_DATA if datamodule_class is None else None
+    model_class, datamodule_class = model_class or classes[0], datamodule_class or classes[1]
     content = yaml.safe_load(Path(path).read_text())
     plain = {key: value for key, value in content.items() if key not in _RUN_ARGUMENTS}
     if plain.get("run_name") is None:
@@ -347,7 +371,9 @@ def build_from_config(
     with tempfile.TemporaryDirectory() as folder:
         cleaned = Path(folder) / "config.yaml"
         cleaned.write_text(yaml.safe_dump(plain))
-        return RLCLI(model_class, datamodule_class, args=["--config", str(cleaned), *args], run=False)
+        return RLCLI(
+            model_class, datamodule_class, args=["--config", str(cleaned), *args], run=False, default_data=default_data
+        )
 
 
 def _raised_in(error: BaseException) -> str:
@@ -375,16 +401,16 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
         args: Arguments after the program's name; ``None`` takes those of the process.
     """
-    from lit_rl.datamodule import RolloutDataModule
-    from lit_rl.modules import PolicyGradientModule
-
     signal.signal(signal.SIGTERM, _terminate)
     arguments = list(sys.argv[1:] if args is None else args)
     try:
         if arguments[:1] == ["rollout"]:
             run_rollout(arguments[1:])
             return
-        RLCLI(PolicyGradientModule, RolloutDataModule, args=args)
+        if arguments[:1] == ["export"]:
+            run_export(arguments[1:])
+            return
+        RLCLI(*base_classes(), args=args, default_data=DEFAULT_DATA)
     except KeyboardInterrupt:
         raise SystemExit(_INTERRUPTED) from None
 

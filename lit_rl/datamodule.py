@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import lightning as L
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lit_rl.agents import AgentLoopManager, AgentSettings
@@ -22,10 +21,10 @@ from lit_rl.cluster import Runtime
 from lit_rl.data import ChatTemplate, PromptCursor, PromptSource, WithoutOverlong
 from lit_rl.experience.batch import Experience
 from lit_rl.experience.collector import Collector
+from lit_rl.experience.data_module import RunDataModule
 from lit_rl.experience.evaluation import EvaluationLoader
 from lit_rl.experience.loader import ExperienceLoader
 from lit_rl.experience.option_checks import check_at_least, check_sampling
-from lit_rl.experience.progress import PhaseProgress
 from lit_rl.models.loading import load_tokenizer, max_positions, resolve_model
 from lit_rl.rewards import RewardLoopManager, RewardSettings, check_data_sources
 from lit_rl.serving import LLMServerManager, ServingSettings
@@ -35,7 +34,7 @@ from lit_rl.weight_sync.publisher import WeightPublisher
 log = logging.getLogger(__name__)
 
 
-class RolloutDataModule(L.LightningDataModule):
+class RolloutDataModule(RunDataModule):
     """Rolls out trajectories with the current policy and serves them as mini-batches."""
 
     def __init__(
@@ -152,11 +151,9 @@ class RolloutDataModule(L.LightningDataModule):
                 "nothing. Greedy validation is data.val_sampling."
             )
 
-        self.phase = PhaseProgress()
         self.last_validation_trajectories: list[Trajectory] = []
         self.servers: LLMServerManager | None = None
         self._rows: dict[str, list[Prompt]] = {}
-        self._cursor: PromptCursor | None = None
         self._runtime: Runtime | None = None
         self._managers: list[Any] = []
         self._collector: Collector | None = None
@@ -199,15 +196,6 @@ class RolloutDataModule(L.LightningDataModule):
     def on_exception(self, exception: BaseException) -> None:
         """Stop everything: Lightning calls no `teardown` after an exception (2.6)."""
         self._stop()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The cursor over the training rows; it is the same on every rank."""
-        return {} if self._cursor is None else {"cursor": self._cursor.state_dict()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where the checkpoint was."""
-        if self._cursor is not None and "cursor" in state_dict:
-            self._cursor.load_state_dict(state_dict["cursor"])
 
     # What callbacks use.
 

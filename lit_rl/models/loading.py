@@ -125,7 +125,7 @@ def load_causal_lm(name: str, dtype: torch.dtype = torch.float32, cache_dir: Pat
     path = resolve_model(name, cache_dir)
     config = AutoConfig.from_pretrained(path)
     _switch_dropout_off(config)
-    with _no_progress_bars():
+    with no_progress_bars():
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=dtype, attn_implementation="sdpa", low_cpu_mem_usage=True
         )
@@ -133,7 +133,8 @@ def load_causal_lm(name: str, dtype: torch.dtype = torch.float32, cache_dir: Pat
 
 
 @contextlib.contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
+    """Context in which transformers shows no progress bars."""
     from transformers.utils import logging as transformers_logging
 
     was_enabled = transformers_logging.is_progress_bar_enabled()
@@ -183,7 +184,7 @@ def _convert_atomically(name: str, target: Path) -> None:
     part = Path(tempfile.mkdtemp(prefix=f"{target.name}.part-", dir=target.parent))
     try:
         start = time.monotonic()
-        with _no_progress_bars():
+        with no_progress_bars():
             _CONVERSIONS[name](part)
         part.chmod(0o755)
         part.rename(target)

@@ -22,6 +22,7 @@ from lit_rl.modules.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePlusP
 from lit_rl.modules.remax import ReMax
 from lit_rl.modules.rloo import RLOO
 from lit_rl.modules.sapo import SAPO
+from lit_rl.modules.sft import SFT
 from lit_rl.modules.token_rewards import TokenRewardModule
 
 __all__ = [
@@ -48,5 +49,6 @@ __all__ = [
     "ReinforcePlusPlus",
     "ReinforcePlusPlusBaseline",
     "SAPO",
+    "SFT",
     "TokenRewardModule",
 ]

@@ -14,7 +14,8 @@ import lightning as L
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lit_rl.experience.batch import MicroBatch, MiniBatch
+from lit_rl.experience.batch import MiniBatch
+from lit_rl.experience.data_module import RunDataModule
 from lit_rl.experience.evaluation import EvaluationBatch
 from lit_rl.metrics.evaluation import evaluation_metrics
 from lit_rl.models import Actor, Reference, load_causal_lm
@@ -29,11 +30,13 @@ class PolicyModule(L.LightningModule):
     """Owns actor and reference, and the optimizer.
 
     Attributes:
+        batch_class: What it learns from; a DataModule that serves others is refused.
         min_group_size: Trajectories of a prompt that the algorithm compares with each other, at least.
         policy_version: Iterations that the actor's weights have been trained for.
         steps_since_sync: Optimizer steps that the replicas have not seen.
     """
 
+    batch_class: type = MiniBatch
     min_group_size = 1
 
     def __init__(
@@ -96,8 +99,15 @@ class PolicyModule(L.LightningModule):
     def prepare_data(self) -> None:
         """Check what the algorithm asks of the data; Lightning calls it before any engine starts."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
-        if self.trainer.state.fn == TrainerFn.FITTING and data is not None:
-            self.check_data(data)
+        if self.trainer.state.fn != TrainerFn.FITTING or data is None:
+            return
+        if isinstance(data, RunDataModule) and not issubclass(data.batch_class, self.batch_class):
+            raise ValueError(
+                f"{type(self).__name__} learns from a {self.batch_class.__name__}, {type(data).__name__} serves a "
+                f"{data.batch_class.__name__}. SFT goes with lit_rl.SFTDataModule or lit_rl.WarmupDataModule, the "
+                "other modules with lit_rl.RolloutDataModule."
+            )
+        self.check_data(data)
 
     def setup(self, stage: str) -> None:
         """Count versions from the trainer's iteration: a second fit starts anew. A checkpoint is loaded after this."""
@@ -149,8 +159,9 @@ class PolicyModule(L.LightningModule):
         return batch.trajectories
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the policy version beside the weights."""
+        """Keep the policy version beside the weights, and what they started from, for ``lit-rl export``."""
         checkpoint["lit_rl_policy_version"] = self.policy_version
+        checkpoint["lit_rl_model"] = {"model_name": self.model_name}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the policy version of the weights that are loaded."""
@@ -195,13 +206,13 @@ class PolicyModule(L.LightningModule):
 
     # What the steps of an iteration use.
 
-    def forward_actor(self, batch: MicroBatch, *, with_entropy: bool) -> TokenScores:
-        """Score a micro-batch with the actor, or with its bfloat16 copy."""
+    def forward_actor(self, batch: Any, *, with_entropy: bool, with_most_likely: bool = False) -> TokenScores:
+        """Score a micro-batch (its ``packed`` row at its ``temperature``) with the actor, or its bfloat16 copy."""
         assert self.actor is not None
         # The copy is bfloat16 already: autocast would only look for casts to make.
         has_copy = self.actor.working_copy is not None
         with torch.autocast(self.device.type, enabled=False) if has_copy else nullcontext():
-            scores: TokenScores = self.actor(batch.packed, batch.temperature, with_entropy)
+            scores: TokenScores = self.actor(batch.packed, batch.temperature, with_entropy, with_most_likely)
         return scores
 
     def log_iteration(self, metrics: dict[str, float]) -> None:

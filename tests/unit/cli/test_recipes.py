@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lit_rl import PolicyGradientModule, RolloutDataModule
-from lit_rl.cli import RLCLI
+from lit_rl.cli import DEFAULT_DATA, RLCLI, base_classes
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 RECIPES = sorted(CONFIGS.glob("*.yaml"))
@@ -25,7 +24,7 @@ class ParseOnly(RLCLI):
 
 
 def _parse(*args: str) -> ParseOnly:
-    return ParseOnly(PolicyGradientModule, RolloutDataModule, args=list(args), run=False)
+    return ParseOnly(*base_classes(), args=list(args), run=False, default_data=DEFAULT_DATA)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
@@ -86,6 +85,18 @@ def test_every_value_of_a_sweep_is_accepted(path, monkeypatch) -> None:
     for values in (first, last):
         command = _agent_command(sweep, values)
         _parse(*command[command.index("fit") + 1 :])
+
+
+def test_data_without_a_class_is_the_rollouts_and_another_class_can_be_named() -> None:
+    usual = _parse("--model=lit_rl.GRPO", "--data.train_data=lit_rl.data.Arithmetic", "--data.group_size=2").config
+    assert usual.data.class_path == "lit_rl.RolloutDataModule"
+    assert usual.data.init_args.group_size == 2
+
+    demonstrations = ["--data.train_data=lit_rl.data.ConversationFiles", "--data.train_data.files=[a.jsonl]"]
+    other = _parse("--model=lit_rl.SFT", "--data=lit_rl.SFTDataModule", *demonstrations, "--data.batch_size=2").config
+    assert other.data.class_path == "lit_rl.SFTDataModule"
+    assert other.data.init_args.batch_size == 2
+    assert "group_size" not in other.data.init_args
 
 
 def test_help_and_typos_start_no_engine() -> None:

@@ -3,9 +3,11 @@
 Run: python examples/search_r1/corpus.py --out_dir data/search_r1
 
 Writes corpus.jsonl (one passage a line, Search-R1's form), warmup_questions.jsonl (for demonstrations), and prompt
-files in verl's columns: train.parquet, train_two_hop.parquet (half of the questions need two searches), test.parquet
-(200 questions about entities that are nowhere in training), test_two_hop.parquet, test_no_tool.parquet (the same 200,
-asked without a tool). Questions of demonstrations and of reinforcement learning are apart too. Takes seconds, downloads
+files in verl's columns: train.parquet, train_two_hop.parquet (half of the questions need two searches), check.parquet
+and check_two_hop.parquet (training questions that a warm-up is measured on), test.parquet (200 questions about entities
+that are nowhere in training), test_two_hop.parquet, and both once more as
+test_no_tool.parquet and test_no_tool_two_hop.parquet, asked without a tool.
+Questions of demonstrations, of measuring them and of reinforcement learning are apart too. Takes seconds, downloads
 nothing, and gives the same files for the same seed.
 """
 
@@ -23,7 +25,7 @@ from rows import search_row, write_json_lines, write_parquet
 
 SYSTEM = "Answer the question with facts found by the tool search, then reply <answer>...</answer>."
 SYSTEM_NO_TOOL = "Answer the question with as few words as possible, only the answer."
-NUM_TRAIN, NUM_WARMUP, NUM_TEST = 1600, 640, 200
+NUM_TRAIN, NUM_WARMUP, NUM_CHECK, NUM_TEST = 1600, 640, 48, 200
 ONE_HOP_SOURCE, TWO_HOP_SOURCE, NO_TOOL_SOURCE = "geo_one_hop", "geo_two_hop", "geo_no_tool"
 
 
@@ -122,9 +124,12 @@ def write_corpus(out_dir: Path, seed: int = 0, num_cities: int = NUM_CITIES, num
     warmup = draw(seen, rng, NUM_WARMUP, two_hop_share=0.5)
     used = {question.text for question in warmup}
     rest = [question for question in seen if question.text not in used]
+    check, check_two_hop = (draw(rest, rng, NUM_CHECK, two_hop_share=share) for share in (0.0, 1.0))
+    used |= {question.text for question in [*check, *check_two_hop]}
+    rest = [question for question in rest if question.text not in used]
     train, train_two_hop = (draw(rest, rng, NUM_TRAIN, two_hop_share=share) for share in (0.2, 0.5))
     test, test_two_hop = (draw(held_out, rng, NUM_TEST, two_hop_share=share) for share in (0.2, 0.5))
-    _check_apart([*warmup, *train, *train_two_hop], [*test, *test_two_hop])
+    _check_apart([*warmup, *check, *check_two_hop, *train, *train_two_hop], [*test, *test_two_hop])
 
     write_json_lines(
         out_dir / "corpus.jsonl", (passage_row(number, passage) for number, passage in enumerate(world.passages))
@@ -145,11 +150,14 @@ def write_corpus(out_dir: Path, seed: int = 0, num_cities: int = NUM_CITIES, num
     for name, questions in (
         ("train", train),
         ("train_two_hop", train_two_hop),
+        ("check", check),
+        ("check_two_hop", check_two_hop),
         ("test", test),
         ("test_two_hop", test_two_hop),
     ):
         write_parquet(out_dir / f"{name}.parquet", prompt_rows(questions, name))
-    write_parquet(out_dir / "test_no_tool.parquet", no_tool_rows(test, "test_no_tool"))
+    for name, questions in (("test_no_tool", test), ("test_no_tool_two_hop", test_two_hop)):
+        write_parquet(out_dir / f"{name}.parquet", no_tool_rows(questions, name))
     return world
 
 

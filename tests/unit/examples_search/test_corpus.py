@@ -13,7 +13,7 @@ from lit_rl.data import PromptFiles
 from lit_rl.rewards.score import check_data_sources
 from lit_rl.rewards.search_r1_em import normalize_answer
 
-FILES = ("train", "train_two_hop", "test", "test_two_hop", "test_no_tool")
+FILES = ("train", "train_two_hop", "check", "check_two_hop", "test", "test_two_hop", "test_no_tool")
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +72,10 @@ def test_entities_of_training_and_test_are_apart_and_no_question_is_asked_twice(
     for asked in (*questions.values(), warmup):
         assert len(set(asked)) == len(asked)
     trained = {*questions["train"], *questions["train_two_hop"]}
+    checked = {*questions["check"], *questions["check_two_hop"]}
     assert not trained & set(warmup)
-    assert not (trained | set(warmup)) & {*questions["test"], *questions["test_two_hop"]}
+    assert not checked & (trained | set(warmup))
+    assert not (trained | checked | set(warmup)) & {*questions["test"], *questions["test_two_hop"]}
     assert questions["test_no_tool"] == questions["test"]
     assert len(questions["test"]) == 200
 

@@ -112,7 +112,7 @@ class CollapseWarning(Callback):
             return {}
         return {
             _LENGTH: f"{_LENGTH} is {means[_LENGTH]:.0f}, {factor:.1f} times that of the first iterations "
-            f"({self._first_length:.0f}). Read the run's trajectories/: does the policy repeat itself, or give up early?"
+            f"({self._first_length:.0f}). Read the run's trajectories/: does it repeat itself, or give up early?"
         }
 
     def _reward_sign(self, means: Mapping[str, float]) -> dict[str, str]:

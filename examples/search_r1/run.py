@@ -22,7 +22,6 @@ from typing import Any
 
 import results
 from demonstrations import TOPK
-from rows import read_json_lines
 from server_process import serving, write_tools_file
 
 HERE = Path(__file__).parent
@@ -195,9 +194,13 @@ class Recipe:
         text = results.table(stages, sum(numbers.values()))
         total = (time.monotonic() - self.started) / 60
         (self.work_dir / "results.md").write_text(text + "\n")
-        steps = len(read_json_lines(self.work_dir / "demonstrations.jsonl"))
-        summary = {"stages": {name: values for name, values, _ in stages}, "minutes": self.minutes, "total": total}
-        (self.work_dir / "results.json").write_text(json.dumps({**summary, "demonstrations": steps}, indent=2))
+        summary = {
+            "stages": {name: values for name, values, _ in stages},
+            "num_questions": numbers,
+            "minutes": self.minutes,
+            "total": total,
+        }
+        (self.work_dir / "results.json").write_text(json.dumps(summary, indent=2))
         print(f"\n{text}\n\n{total:.1f} minutes in all. Policy: {self.work_dir / 'final'}", flush=True)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import demonstrations
 import pytest
+import report_seeds
 import results
 from corpus_file import CorpusFile
 from reward import compute_score
@@ -159,6 +160,31 @@ def test_results_weigh_questions_and_not_sources(tmp_path):
     text = results.table([("before", no_tool, None), ("after", numbers, 1.25)], 200)
     assert "| before | 0.000 (0.000 to 0.019) | 0.200 | - | - | - | -, - | - |" in text
     assert "| after | 0.600 (0.531 to 0.665) | - | 0.500 | 1.000 | - | 1.000, - | 1.2 |" in text
+
+
+def test_several_seeds_are_put_together_with_an_interval(tmp_path):
+    folders = []
+    for seed, em in ((1, 0.6), (2, 0.7), (3, 0.8)):
+        folder = tmp_path / f"seed{seed}"
+        run = folder / "runs/rl/today"
+        run.mkdir(parents=True)
+        stages = {"warmed up": {"em": 0.5, "format": 0.6}, "then reinforcement learning": {"em": em}}
+        done = {"stages": stages, "num_questions": {"one_hop": 160, "two_hop": 40}, "minutes": {"rl": seed}, "total": 9}
+        (folder / "results.json").write_text(json.dumps(done))
+        curves = {"critic/score/mean": 0.1, "reward/em/mean": 0.1, "reward/searches/mean": 1}
+        held_out = {f"val-aux/searchR1_geo_{hops}_hop/em/mean": em for hops in ("one", "two")}
+        with (run / "metrics.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, ["step", *curves, *held_out])
+            writer.writeheader()
+            writer.writerows([{"step": 0, **held_out}, {"step": 1, **curves}, {"step": 2, **curves, **held_out}])
+        folders.append(folder)
+    text = report_seeds.table([json.loads((folder / "results.json").read_text()) for folder in folders])
+    assert "| warmed up | 0.500 | - | - | 0.600 | - | - |" in text
+    # Standard deviation 0.1, t 4.303 with two degrees of freedom: 0.248.
+    assert "| then reinforcement learning | 0.700 +- 0.248 |" in text
+    assert "took 1.0 to 3.0 minutes" in text
+    report_seeds.plot(folders, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 5000
 
 
 class ParseOnly(RLCLI):

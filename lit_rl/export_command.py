@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from lit_rl.checkpoint_file import check_checkpoint
+from lit_rl.cli_errors import stop_with
+from lit_rl.config_keys import ConfigError
 from lit_rl.quiet import configure_logging
 from lit_rl.run_folder import CHECKPOINTS, resolve_checkpoint
 
@@ -26,10 +29,6 @@ if TYPE_CHECKING:
 _PREFIX = "actor.network."
 _DTYPES = ("bfloat16", "float16", "float32")
 _SHARDS = ".metadata"
-
-
-class ExportError(ValueError):
-    """What was asked for cannot be exported; the message says why and what to do."""
 
 
 def run_export(arguments: Sequence[str]) -> None:
@@ -48,8 +47,8 @@ def run_export(arguments: Sequence[str]) -> None:
             model_name=options.model_name,
             chat_template=options.chat_template,
         )
-    except (ExportError, FileNotFoundError) as error:
-        raise SystemExit(f"lit-rl: error: {error}") from None
+    except (ValueError, OSError) as error:
+        stop_with(error)
     print(f"Exported to {path}: give this folder as model_name, or to transformers or vLLM.", flush=True)
 
 
@@ -72,19 +71,22 @@ def export(
             configuration set, else the tokenizer's own.
 
     Raises:
-        ExportError: If ``out`` is not empty, or the checkpoint does not fit the model.
+        ConfigError: If ``out`` is not empty, or the checkpoint does not fit the model.
         FileNotFoundError: If there is no such checkpoint or model.
     """
     target = Path(out).expanduser().absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ExportError(f"--out {out}: exists and is not an empty folder. Name a new one.")
+        raise ConfigError(f"--out {out}: exists and is not an empty folder. Name a new one.")
+    if str(checkpoint) in ("last", "best"):
+        raise ConfigError(f"--ckpt_path {checkpoint}: export takes a checkpoint or a run folder.")
     path = Path(str(resolve_checkpoint(str(checkpoint), "runs", "", required=True)))
+    check_checkpoint(str(path), resumes=False)
     saved = _load_checkpoint(path)
     settings = _run_settings(path)
     origin = saved.get("lit_rl_model") or {}
     name = model_name or origin.get("model_name") or settings.get("model_name")
     if name is None:
-        raise ExportError(f"{path} does not say which model it was trained from. Give --model_name.")
+        raise ConfigError(f"{path} does not say which model it was trained from. Give --model_name.")
     network, tokenizer = _load_origin(name)
     if origin.get("lora"):
         _merge_adapters(network, origin["lora"], saved["state_dict"], str(path), name)
@@ -117,18 +119,15 @@ def _load_checkpoint(path: Path) -> dict[str, Any]:
 
     if path.is_dir():
         return _load_shards(path)
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, ValueError) as error:
-        raise ExportError(f"{path} is no checkpoint that can be read: {error}") from error
-    if not isinstance(saved, dict) or not any(name.startswith(_PREFIX) for name in saved.get("state_dict", {})):
-        raise ExportError(f"{path} holds no policy of lit_rl (no weights below {_PREFIX}).")
+    saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    if not any(name.startswith(_PREFIX) for name in saved["state_dict"]):
+        raise ConfigError(f"{path} holds no policy of lit_rl (no weights below {_PREFIX}).")
     return saved
 
 
 def _load_shards(folder: Path) -> dict[str, Any]:
     if not (folder / _SHARDS).is_file():
-        raise ExportError(
+        raise ConfigError(
             f"{folder} is a sharded checkpoint of a kind that export does not read. A DeepSpeed checkpoint becomes one "
             "file with lightning.pytorch.utilities.deepspeed.convert_zero_checkpoint_to_fp32_state_dict."
         )
@@ -153,7 +152,7 @@ def _configured_template(settings: dict[str, Any]) -> str | None:
     if template is None or not str(template).endswith(".jinja"):
         return template
     if not Path(template).is_file():
-        raise ExportError(f"The run's chat template {template} is not there from this folder. Give --chat_template.")
+        raise ConfigError(f"The run's chat template {template} is not there from this folder. Give --chat_template.")
     return Path(template).read_text()
 
 
@@ -174,7 +173,7 @@ def _put_weights(network: Any, state_dict: dict[str, Tensor], checkpoint: str, n
     """Replace every weight by the checkpoint's.
 
     Raises:
-        ExportError: If one is missing, left over, or of another shape.
+        ConfigError: If one is missing, left over, or of another shape.
     """
     import torch
 
@@ -183,7 +182,7 @@ def _put_weights(network: Any, state_dict: dict[str, Tensor], checkpoint: str, n
     missing, unknown = sorted(wanted.keys() - trained.keys()), sorted(trained.keys() - wanted.keys())
     other = sorted(key for key in wanted.keys() & trained.keys() if wanted[key].shape != trained[key].shape)
     if missing or unknown or other:
-        raise ExportError(
+        raise ConfigError(
             f"{checkpoint} is not of model {name}: {len(missing)} of its weights are missing {missing[:2]}, "
             f"{len(unknown)} are unknown {unknown[:2]}, {len(other)} have another shape {other[:2]}. Give the model "
             "that the run was started from as --model_name."
@@ -199,7 +198,7 @@ def _merge_adapters(
     """Merge the checkpoint's adapters into the weights they belong to.
 
     Raises:
-        ExportError: If they are of another model.
+        ConfigError: If they are of another model.
     """
     from lit_rl.models.lora import LoraSettings, add_lora, merge_lora
 
@@ -208,7 +207,7 @@ def _merge_adapters(
     wanted = {key: value for key, value in network.named_parameters() if value.requires_grad}
     other = [key for key in wanted if key not in adapters or adapters[key].shape != wanted[key].shape]
     if other or len(adapters) != len(wanted):
-        raise ExportError(
+        raise ConfigError(
             f"The adapters of {checkpoint} are not of model {name}: {len(other)} of {len(wanted)} do not fit "
             f"{other[:2]}. Give the model that the run was started from as --model_name."
         )
@@ -235,6 +234,6 @@ def _save(network: Any, tokenizer: Any, target: Path, dtype: str) -> None:
         part.rename(target)  # replaces an empty folder
     except OSError as error:
         free_gb = shutil.disk_usage(target.parent).free / 1e9
-        raise ExportError(f"Could not write {target} ({free_gb:.2f} GB free there): {error}") from error
+        raise ConfigError(f"Could not write {target} ({free_gb:.2f} GB free there): {error}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -42,6 +42,7 @@ def run_rollout(arguments: Sequence[str]) -> None:
         # Only what brings the weights: nothing is saved, plotted or logged.
         run.trainer.callbacks = [item for item in run.trainer.callbacks if isinstance(item, WeightPublisher)]
         data = run.datamodule
+        _check_rolls_out(data)
         prompt = find_row(data.sources[options.split], options.split, options.row)
         _narrow(data, prompt, options)
         checkpoint = _checkpoint(options.ckpt_path, run.config.run_name)
@@ -62,6 +63,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--greedy", action="store_true", help="Sampling of validation instead of training.")
     parser.add_argument("--ckpt_path", default=None, help="Weights; without it those of the model as it was loaded.")
     return parser
+
+
+def _check_rolls_out(data: Any) -> None:
+    from lit_rl.datamodule import RolloutDataModule
+
+    if not isinstance(data, RolloutDataModule):
+        raise SystemExit(
+            "lit-rl: error: rollout needs data that rolls out, such as lit_rl.RolloutDataModule; "
+            f"{type(data).__name__} does not."
+        )
 
 
 def _checkpoint(given: str | None, run_name: str) -> str | None:

@@ -148,6 +148,7 @@ class WarmupDataModule(RolloutDataModule):
         """
         super().__init__(model_name, [], val_data, max_tokens_per_micro_batch=max_tokens_per_micro_batch, **kwargs)
         self.sources["train"] = None
+        self.share_prompts = False  # demonstrations have a prompt each, so any attention will do
         self.conversations = train_data
         self.batch_size = batch_size
         self.steps_per_iteration = steps_per_iteration

@@ -8,12 +8,15 @@ are. Engines and exported folders get merged weights under Hugging Face names; c
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+from lit_rl.models.loading import resolve_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,6 +61,26 @@ class LoraSettings:
         return asdict(self)
 
 
+def check_installed() -> None:
+    """Raise ``ValueError`` unless peft is there."""
+    if importlib.util.find_spec("peft") is None:
+        raise ValueError("model.lora needs the package peft, which is not installed. Fix: pip install 'lit_rl[lora]'.")
+
+
+def check_targets(model_name: str, settings: LoraSettings) -> None:
+    """Raise ``ValueError`` unless a model has the layers; its weights are not read.
+
+    Args:
+        model_name: See `lit_rl.models.loading.resolve_model`.
+        settings: Name the layers.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(resolve_model(model_name))
+    with torch.device("meta"):
+        add_lora(AutoModelForCausalLM.from_config(config), settings)
+
+
 def add_lora(network: PreTrainedModel, settings: LoraSettings) -> None:
     """Put adapters on a network, in place, and freeze everything else. They begin as the identity.
 
@@ -66,14 +89,10 @@ def add_lora(network: PreTrainedModel, settings: LoraSettings) -> None:
         settings: Which layers, and how large.
 
     Raises:
-        ModuleNotFoundError: If peft is not installed.
         ValueError: If no layer is called so, or one is not linear.
     """
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-        from peft.tuners.lora import Linear, LoraLayer
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("model.lora needs the package peft. Fix: pip install 'lit_rl[lora]'.") from error
+    from peft import LoraConfig, inject_adapter_in_model
+    from peft.tuners.lora import Linear, LoraLayer
 
     linear = {name for name, module in network.named_modules() if isinstance(module, nn.Linear)}
     names = sorted({name.rpartition(".")[2] for name in linear})

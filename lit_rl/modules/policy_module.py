@@ -22,7 +22,7 @@ from lit_rl.experience.data_module import RunDataModule
 from lit_rl.experience.evaluation import EvaluationBatch
 from lit_rl.models import Actor, Reference, load_causal_lm
 from lit_rl.models.actor import TokenScores
-from lit_rl.models.lora import LoraSettings, add_lora
+from lit_rl.models.lora import LoraSettings, add_lora, check_installed, check_targets
 from lit_rl.models.packing import PackedSequences, pack
 from lit_rl.models.reference import AdapterFreeActor, FrozenPolicy
 from lit_rl.modules.option_ranges import check_optimizer_options
@@ -86,6 +86,8 @@ class PolicyModule(L.LightningModule):
         self.lora = lora
         self.attn_implementation = attn_implementation
         check_optimizer_options(self)
+        if lora is not None:
+            check_installed()
         self.actor: Actor | None = None
         self.reference: FrozenPolicy | None = None
         self.policy_version = 0
@@ -111,6 +113,8 @@ class PolicyModule(L.LightningModule):
 
     def prepare_data(self) -> None:
         """Check what the algorithm asks of the data; Lightning calls it before any engine starts."""
+        if self.lora is not None:
+            check_targets(self.model_name, self.lora)
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if self.trainer.state.fn != TrainerFn.FITTING or data is None:
             return

@@ -139,8 +139,10 @@ def test_what_is_there_is_not_overwritten(run, tmp_path, capsys) -> None:
     (tmp_path / "full/config.json").write_text("{}")
     (tmp_path / "empty").mkdir()
 
-    with pytest.raises(SystemExit, match=r"--out .*full: exists and is not an empty folder"):
+    with pytest.raises(SystemExit) as stopped:
         main(["export", "--ckpt_path", str(folder), "--out", str(tmp_path / "full")])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.endswith("full: exists and is not an empty folder. Name a new one.\n")
     assert (tmp_path / "full/config.json").read_text() == "{}"
     assert (export(folder, tmp_path / "empty") / "config.json").is_file()
 
@@ -161,11 +163,13 @@ def test_what_is_no_checkpoint_of_the_model_is_said(run, tmp_path, tiny_other_mo
     folder, _ = run
     with pytest.raises(FileNotFoundError, match=r"ckpt_path=.*nowhere: no such file or folder"):
         export(tmp_path / "nowhere", tmp_path / "model")
-    torch.save({"state_dict": {"weight": torch.zeros(1)}}, tmp_path / "other.ckpt")
+    with pytest.raises(ValueError, match=r"--ckpt_path last: export takes a checkpoint or a run folder"):
+        export("last", tmp_path / "model")
+    torch.save({"state_dict": {"weight": torch.zeros(1)}, "lit_rl_policy_version": 1}, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match=r"other\.ckpt holds no policy of lit_rl"):
         export(tmp_path / "other.ckpt", tmp_path / "model")
     (tmp_path / "broken.ckpt").write_bytes(b"x" * 100)
-    with pytest.raises(ValueError, match=r"broken\.ckpt is no checkpoint that can be read"):
+    with pytest.raises(ValueError, match=r"broken\.ckpt: the file \(100 bytes\) is cut short"):
         export(tmp_path / "broken.ckpt", tmp_path / "model")
     with pytest.raises(ValueError, match=r"is not of model .*: 0 of its weights are missing.*--model_name"):
         export(folder, tmp_path / "model", model_name=tiny_other_model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from lit_rl.rollout_command import describe, find_row, printable, run_rollout
 from lit_rl.types import Prompt, Trajectory
@@ -75,3 +76,14 @@ def test_rows_are_found_by_number_and_id() -> None:
 def test_a_configuration_is_needed() -> None:
     with pytest.raises(SystemExit, match="rollout needs a configuration"):
         run_rollout(["--row", "3"])
+
+
+def test_data_without_rollouts_is_refused(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = {"class_path": "lit_rl.data.AnsweredPrompts", "init_args": {"prompts": "lit_rl.data.Arithmetic"}}
+    data = {"class_path": "lit_rl.SFTDataModule", "init_args": {"train_data": rows}}
+    recipe = {"model_name": "bundled/tiny-random", "model": {"class_path": "lit_rl.SFT"}, "data": data}
+    (tmp_path / "sft.yaml").write_text(yaml.safe_dump(recipe))
+
+    with pytest.raises(SystemExit, match="rollout needs data that rolls out, .*; SFTDataModule does not"):
+        run_rollout(["--config", "sft.yaml"])

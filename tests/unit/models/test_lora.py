@@ -1,16 +1,17 @@
 from __future__ import annotations
 
 import copy
-import sys
+import importlib.util
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lit_rl.models.actor import Actor
-from lit_rl.models.lora import LoraSettings, add_lora, merge_lora, weight_parts
+from lit_rl.models.lora import LoraSettings, add_lora, check_targets, merge_lora, weight_parts
 from lit_rl.models.packing import PackedSequences, pack
 from lit_rl.models.reference import AdapterFreeActor, Reference
+from lit_rl.modules import SFT
 from lit_rl.weight_sync.source import stream_weights
 
 
@@ -171,7 +172,14 @@ def test_what_does_not_fit_is_refused(settings: dict, message: str) -> None:
         add_lora(tiny_llama(), LoraSettings(**settings))
 
 
-def test_a_missing_package_is_named(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ModuleNotFoundError, match=r"model\.lora needs the package peft\. Fix: pip install"):
-        add_lora(tiny_llama(), LoraSettings())
+def test_a_missing_package_is_named_when_the_module_is_built(monkeypatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "peft" else find_spec(name))
+    with pytest.raises(ValueError, match=r"model\.lora needs the package peft, which is not installed\. Fix: pip"):
+        SFT("bundled/tiny-random", lora=LoraSettings())
+
+
+def test_layers_are_checked_without_reading_weights() -> None:
+    check_targets("bundled/tiny-random", LoraSettings(target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match=r"target_modules=\['query'\] does not fit LlamaForCausalLM"):
+        check_targets("bundled/tiny-random", LoraSettings(target_modules=["query"]))

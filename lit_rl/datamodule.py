@@ -235,16 +235,6 @@ class RolloutDataModule(RunDataModule):
     # What callbacks use.
 
     @property
-    def rank(self) -> int:
-        """This process's data-parallel rank."""
-        return 0 if self.trainer is None else int(self.trainer.global_rank)
-
-    @property
-    def world_size(self) -> int:
-        """Data-parallel ranks."""
-        return 1 if self.trainer is None else int(self.trainer.world_size)
-
-    @property
     def runtime(self) -> Runtime:
         """The running cluster."""
         if self._runtime is None:

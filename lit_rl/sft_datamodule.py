@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning.pytorch.strategies import SingleDeviceStrategy
-
-from lit_rl.agents.run_tools import tool_schemas
+from lit_rl.agents.run_tools import load_run_tools, tool_schemas
 from lit_rl.data import ChatTemplate, ConversationSource, ConversationTokens, PromptCursor, PromptSource
 from lit_rl.data.conversation_tokens import tokenize_source
 from lit_rl.datamodule import RolloutDataModule
@@ -20,6 +18,7 @@ from lit_rl.experience.conversations import ConversationBatch, ConversationLoade
 from lit_rl.experience.data_module import RunDataModule
 from lit_rl.experience.option_checks import check_at_least
 from lit_rl.models.loading import load_tokenizer, max_positions, resolve_model
+from lit_rl.strategies.supported import check_strategy
 
 
 class SFTDataModule(RunDataModule):
@@ -77,7 +76,8 @@ class SFTDataModule(RunDataModule):
 
     def setup(self, stage: str) -> None:
         """Read, render and measure the conversations."""
-        _check_one_device(self.trainer)
+        if self.trainer is not None:
+            check_strategy(self.trainer.strategy, "inline")
         wanted = {"fit": ("train", "val"), "validate": ("val",)}.get(stage, ())
         if stage != "fit" and not any(self.sources[name] is not None for name in wanted):
             raise ValueError(
@@ -114,6 +114,8 @@ class SFTDataModule(RunDataModule):
             num_steps=None,
             max_tokens=self.max_tokens_per_micro_batch,
             phase=self.phase,
+            world_size=self.world_size,
+            rank=self.rank,
         )
 
 
@@ -160,14 +162,27 @@ class WarmupDataModule(RolloutDataModule):
         """One pass over it is one iteration."""
         return _training_loader(self, self._training_rows)
 
+    def setup(self, stage: str) -> None:
+        """Read conversations and prompts, then start as for RL; every rank has the conversations."""
+        super().setup(stage)
+        if stage == "fit":
+            self._load_conversations()
+
     def _load_rows(self, stage: str) -> None:
-        """Render the conversations as the agent loops render prompts, the run's tools included."""
+        """On rank 0, before anything starts."""
         super()._load_rows("validate" if stage == "fit" else stage)
-        if stage != "fit" or self._cursor is not None:
+        if stage == "fit":
+            self._load_conversations()
+
+    def _load_conversations(self) -> None:
+        """Render the conversations as the agent loops render prompts, the run's tools included."""
+        if self._cursor is not None:
             return
-        _check_model_length(self, resolve_model(self.model_name))
+        path = resolve_model(self.model_name)
+        _check_model_length(self, path)
+        tools = load_run_tools(self.agents) if self._tools is None else self._tools
         template = ChatTemplate(
-            self._tokenizer,
+            load_tokenizer(path),
             template_kwargs=self.agents.chat_template_kwargs,
             custom_template=self.agents.chat_template,
         )
@@ -176,7 +191,7 @@ class WarmupDataModule(RolloutDataModule):
             template,
             self.max_conversation_tokens,
             option="data.train_data",
-            tools=tool_schemas(self._tools or {}),
+            tools=tool_schemas(tools),
         )
         self._cursor = PromptCursor.for_source(self._training_rows, seed=self.seed, shuffle=self.shuffle)  # type: ignore[arg-type]
 
@@ -189,6 +204,8 @@ def _training_loader(data: Any, rows: list[ConversationTokens]) -> ConversationL
         num_steps=data.steps_per_iteration,
         max_tokens=data.max_tokens_per_micro_batch,
         phase=data.phase,
+        world_size=data.world_size,
+        rank=data.rank,
     )
 
 
@@ -209,12 +226,4 @@ def _check_model_length(data: Any, path: str) -> None:
         raise ValueError(
             f"data.max_conversation_tokens={data.max_conversation_tokens} is more than the {limit} positions of "
             f"{data.model_name}. Lower it."
-        )
-
-
-def _check_one_device(trainer: Any) -> None:
-    if trainer is not None and (trainer.world_size > 1 or not isinstance(trainer.strategy, SingleDeviceStrategy)):
-        raise ValueError(
-            f"trainer.strategy={type(trainer.strategy).__name__} with {trainer.world_size} training processes: this "
-            "version trains on one device. Set trainer.devices=1 and leave trainer.strategy at auto."
         )

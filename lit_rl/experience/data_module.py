@@ -29,6 +29,16 @@ class RunDataModule(L.LightningDataModule):
         self.phase = PhaseProgress()
         self._cursor: PromptCursor | None = None
 
+    @property
+    def rank(self) -> int:
+        """This process's data-parallel rank."""
+        return 0 if self.trainer is None else int(self.trainer.global_rank)
+
+    @property
+    def world_size(self) -> int:
+        """Data-parallel ranks."""
+        return 1 if self.trainer is None else int(self.trainer.world_size)
+
     def state_dict(self) -> dict[str, Any]:
         """The cursor over the training rows, which rank 0 has and writes."""
         return {} if self._cursor is None else {"cursor": self._cursor.state_dict()}

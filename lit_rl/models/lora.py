@@ -98,7 +98,10 @@ def add_lora(network: PreTrainedModel, settings: LoraSettings) -> None:
     names = sorted({name.rpartition(".")[2] for name in linear})
     config = LoraConfig(r=settings.r, lora_alpha=settings.alpha, target_modules=settings.target_modules)  # type: ignore[arg-type]
     try:
-        inject_adapter_in_model(config, network, adapter_name=_ADAPTER)
+        # The same numbers on every rank and in every run, whatever was drawn before.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            inject_adapter_in_model(config, network, adapter_name=_ADAPTER)
     except ValueError as error:
         raise ValueError(
             f"model.lora.target_modules={settings.target_modules} does not fit {type(network).__name__}: {error} Its "

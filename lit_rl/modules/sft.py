@@ -19,7 +19,9 @@ from lit_rl.metrics.policy import PolicyMetrics
 from lit_rl.modules.optimizer_step import GuardedStep
 from lit_rl.modules.option_ranges import check_choice, check_number
 from lit_rl.modules.policy_module import PolicyModule
+from lit_rl.strategies import DeepSpeedStrategy
 
+_SUMS = ("loss", "hits", "tokens")
 _SCHEDULES = ("constant", "linear", "cosine")
 
 
@@ -107,11 +109,12 @@ class SFT(PolicyModule):
     def on_validation_epoch_end(self) -> None:
         """Log the means over all tokens of the validation."""
         sums, self._sums = self._sums, {}
-        if not sums:
+        if not sums:  # rollouts were measured; the same on every rank
             return
+        loss, hits, tokens = self.sum_over_ranks(torch.stack([sums[name].double() for name in _SUMS]))
         values = {
-            "val/loss": float(sums["loss"] / sums["tokens"]),
-            "val/token_accuracy": float(sums["hits"] / sums["tokens"]),
+            "val/loss": float(loss / tokens),
+            "val/token_accuracy": float(hits / tokens),
             "step": float(self.policy_version),
         }
         self.log_dict(values, on_step=False, on_epoch=True, batch_size=1)
@@ -145,12 +148,17 @@ class SFT(PolicyModule):
         optimizer: Any = self.optimizers()
         optimizer.zero_grad()
         total = torch.zeros((), device=self.device)
-        for micro_batch, _ in batch.micro_batches():
-            scores = self.forward_actor(micro_batch, with_entropy=False)
-            loss = _loss_sum(scores.logprobs, micro_batch) / batch.plan.num_loss_tokens
-            self.manual_backward(loss)
+        for micro_batch, is_last in batch.micro_batches():
+            with self.gradient_sync(is_last):
+                scores = self.forward_actor(micro_batch, with_entropy=False)
+                loss = _loss_sum(scores.logprobs, micro_batch) / batch.plan.num_loss_tokens
+                # Strategies average gradients over ranks; the summands of all ranks make the step's loss.
+                self.manual_backward(loss * self.trainer.world_size)
             total += loss.detach()
-        norms = self._guarded_step.step(optimizer, total)
+        total = self.sum_over_ranks(total)
+        strategy = self.trainer.strategy
+        engine = strategy if isinstance(strategy, DeepSpeedStrategy) else None
+        norms = self._guarded_step.step(optimizer, total, engine=engine)
         if norms is None:
             self.metrics.count("train/skipped_not_finite_steps")
             return
@@ -164,7 +172,7 @@ class SFT(PolicyModule):
         """Advance the version and log the iteration."""
         self.policy_version += 1
         seconds = time.perf_counter() - self._update_started
-        metrics = self.metrics.compute()
+        metrics = self.metrics.compute(self.gather_over_ranks)
         metrics["train/tokens_per_s"] = metrics.get("train/num_tokens", 0.0) / seconds
         metrics["train/lr"] = float(self.optimizers().param_groups[0]["lr"])  # type: ignore[union-attr]
         metrics["timing_s/update_actor"] = seconds

@@ -203,15 +203,16 @@ def _merge_adapters(
     from lit_rl.models.lora import LoraSettings, add_lora, merge_lora
 
     add_lora(network, LoraSettings(**lora))
-    adapters = {key.removeprefix(_PREFIX): value for key, value in state_dict.items() if key.startswith(_PREFIX)}
+    # Shards hold what is frozen as well.
+    saved = {key.removeprefix(_PREFIX): value for key, value in state_dict.items() if ".lora_" in key}
     wanted = {key: value for key, value in network.named_parameters() if value.requires_grad}
-    other = [key for key in wanted if key not in adapters or adapters[key].shape != wanted[key].shape]
-    if other or len(adapters) != len(wanted):
+    other = [key for key in wanted if key not in saved or saved[key].shape != wanted[key].shape]
+    if other or len(saved) != len(wanted):
         raise ConfigError(
             f"The adapters of {checkpoint} are not of model {name}: {len(other)} of {len(wanted)} do not fit "
             f"{other[:2]}. Give the model that the run was started from as --model_name."
         )
-    network.load_state_dict(adapters, strict=False)
+    network.load_state_dict(saved, strict=False)
     merge_lora(network)
 
 

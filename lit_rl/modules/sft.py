@@ -65,7 +65,8 @@ class SFT(PolicyModule):
         self.lr_warmup_steps = lr_warmup_steps
         self.min_lr_share = min_lr_share
         self.metrics = PolicyMetrics()
-        self._guarded_step = GuardedStep({"actor": max_grad_norm}, max_skipped_steps)
+        self.max_grad_norms = {"actor": max_grad_norm}
+        self._guarded_step = GuardedStep(self.max_grad_norms, max_skipped_steps)
         self._sums: dict[str, Tensor] = {}
 
     # Lightning's hooks.
@@ -77,6 +78,8 @@ class SFT(PolicyModule):
             return
         self.metrics.compute()
         self._guarded_step.num_skipped_in_a_row = 0
+        if isinstance(self.trainer.strategy, DeepSpeedStrategy):
+            self.trainer.strategy.set_clipping(self.max_grad_norms)
         if self.lr_schedule != "constant" and (self.trainer.max_epochs or -1) < 0:
             raise ValueError(
                 f"model.lr_schedule={self.lr_schedule!r} ends with the last iteration: set trainer.max_epochs, or use "

@@ -132,7 +132,7 @@ ray = sys.modules.get("ray")
 print("vllm" in sys.modules, ray is not None and getattr(ray, "is_initialized", lambda: False)())
 """
     done = subprocess.run(
-        [sys.executable, "-c", code, str(RECIPES[0])],
+        [sys.executable, "-c", code, str(CONFIGS / "grpo_arithmetic.yaml")],
         capture_output=True,
         text=True,
         timeout=180,

@@ -137,6 +137,7 @@ def test_a_killed_worker_leaves_no_program_behind(has_bubblewrap):
         programs = worker.children(recursive=True)
     finally:
         worker.kill()
+        worker.stdout.close()
     worker.wait(30)
     if answer != "running":
         pytest.skip(answer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -66,12 +67,18 @@ def test_an_interrupted_run_goes_on_where_it_was(blocked_run, lit_rl, tmp_path) 
     (tmp_path / "unblocked").touch()
     interrupted = the_run_folder(tmp_path)
     (command,) = re.findall(r"Resume with: lit-rl (.*)", blocked_run.stderr)
-    # Inline, to start faster; where samples come from is no part of what a checkpoint holds.
-    resumed = lit_rl(*shlex.split(command), "--data.init_args.backend=inline")
+    # Inline, to start faster; where samples come from is no part of what a checkpoint holds. The learning rate is, and
+    # the command line wins (D16).
+    changes = ["--data.init_args.backend=inline", "--model.init_args.actor_lr=2e-4"]
+    resumed = lit_rl(*shlex.split(command), *changes)
 
     assert resumed.wait(180) == 0, resumed.stderr
     (folder,) = (path for path in (tmp_path / "runs/tiny").iterdir() if path != interrupted)
     assert (folder / "checkpoints/last.ckpt").resolve().name == "iteration_00001.ckpt"
+    with (folder / "metrics.csv").open() as file:
+        rates = [float(row["actor/lr"]) for row in csv.DictReader(file) if row["actor/lr"]]
+    assert rates == [pytest.approx(2e-4)]
+    assert "differ from the configuration's" in resumed.stderr
     lines = [json.loads(line) for line in (folder / "trajectories/iteration_00001.jsonl").read_text().splitlines()]
     assert {line["policy_version_max"] for line in lines} == {1}
     assert not (folder / "trajectories/iteration_00000.jsonl").exists()

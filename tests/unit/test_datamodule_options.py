@@ -51,9 +51,20 @@ def test_responses_longer_than_the_model_are_refused_before_an_engine_starts() -
         data.setup("fit")
 
 
-def test_a_strategy_for_several_devices_is_refused_before_an_engine_starts() -> None:
+def test_a_strategy_that_cannot_work_is_refused_before_an_engine_starts() -> None:
     data = RolloutDataModule("bundled/tiny-random", ROWS, backend="inline")
-    data.trainer = L.Trainer(accelerator="cpu", devices=1, strategy="ddp", logger=False, enable_progress_bar=False)
+    options = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+    data.trainer = L.Trainer(devices=1, strategy="ddp_fork", **options)
 
-    with pytest.raises(ValueError, match="DDPStrategy with 1 training processes.*trainer.devices=1"):
+    with pytest.raises(ValueError, match=r"starts its ranks with 'fork'.*Use trainer\.strategy=ddp"):
+        data.setup("fit")
+
+
+def test_a_checkpoint_of_another_strategy_is_refused_before_an_engine_starts(tmp_path) -> None:
+    data = RolloutDataModule("bundled/tiny-random", ROWS, backend="inline")
+    data.trainer = L.Trainer(accelerator="cpu", devices=1, logger=False, enable_progress_bar=False)
+    (tmp_path / "latest").touch()
+    data.trainer.ckpt_path = str(tmp_path)
+
+    with pytest.raises(ValueError, match=r"written by DeepSpeedStrategy.*trainer\.strategy is SingleDeviceStrategy"):
         data.setup("fit")

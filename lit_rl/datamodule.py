@@ -27,7 +27,7 @@ from lit_rl.experience.exchange import ShareExchange, exchange_of_rank, exchange
 from lit_rl.experience.loader import ExperienceLoader
 from lit_rl.experience.option_checks import check_at_least, check_sampling
 from lit_rl.experience.progress import PhaseProgress
-from lit_rl.experience.rank_zero import rank_zero_lost
+from lit_rl.experience.rank_zero import rank_zero_lost, wait_for_end
 from lit_rl.experience.share import ExperienceShare, PlanSettings, Rollout
 from lit_rl.models.loading import load_tokenizer, max_positions, resolve_model
 from lit_rl.rewards import RewardLoopManager, RewardSettings, check_data_sources
@@ -220,6 +220,8 @@ class RolloutDataModule(L.LightningDataModule):
     def on_exception(self, exception: BaseException) -> None:
         """Stop everything: Lightning calls no `teardown` after an exception (2.6)."""
         self._stop()
+        if self.rank > 0 and isinstance(exception, KeyboardInterrupt | SystemExit):
+            wait_for_end(self._rank_zero)  # it was interrupted too, and has more to stop
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor over the training rows, which rank 0 has and writes."""

@@ -22,6 +22,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
 from lit_rl.callbacks.iteration_metrics import scored_version
 from lit_rl.run_folder import CHECKPOINTS, LAST_CHECKPOINT, iteration_checkpoints, last_checkpoint
@@ -197,7 +198,7 @@ class IterationCheckpoint(ModelCheckpoint):
                 _remove(target)
                 os.replace(aside, target)
                 _flush(target.parent)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, CheckpointException) as error:
             if trainer.is_global_zero:
                 _remove(aside)
             last = last_checkpoint(target.parent)

@@ -14,12 +14,16 @@ class RankZeroLost(RuntimeError):
 
 
 def rank_zero_lost(what: str, rank: int, rank_zero: ProcessIdentity, cause: object) -> RankZeroLost:
-    """Return the error for a rank whose rank 0 has gone, once rank 0 has had the time to say why.
+    """Return the error for a rank whose rank 0 has gone, once rank 0 has had the time to say why."""
+    wait_for_end(rank_zero)
+    return RankZeroLost(f"Rank 0 ended while rank {rank} waited for {what}: its own error says why ({cause}).")
 
-    Lightning's launcher kills rank 0 when another rank ends with an error (2.6), which would cut its message short.
+
+def wait_for_end(rank_zero: ProcessIdentity) -> None:
+    """Wait, for a minute at most, until rank 0 has ended; not for one on another machine.
+
+    Lightning's launcher kills rank 0 as soon as another rank ends with an error (2.6), whatever rank 0 is cleaning up.
     """
     deadline = time.monotonic() + _RANK_0_ENDS_S
-    process = rank_zero.find()
-    while process is not None and rank_zero.may_live() and time.monotonic() < deadline:
+    while rank_zero.find() is not None and rank_zero.may_live() and time.monotonic() < deadline:
         time.sleep(0.25)
-    return RankZeroLost(f"Rank 0 ended while rank {rank} waited for {what}: its own error says why ({cause}).")

@@ -51,6 +51,24 @@ def test_two_ddp_ranks_learn_what_one_does(lit_rl, tmp_path: Path) -> None:
     assert both.left_over(10.0) == []
 
 
+def test_an_error_of_rank_0_ends_both_ranks_and_is_the_one_that_is_told(lit_rl, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(
+        "def compute_score(solution_str, ground_truth):\n    raise OSError('no scale')\n"
+    )
+    recipe = write_recipe(
+        tmp_path,
+        **TWO_RANKS,
+        data__init_args__val_data=None,
+        data__init_args__rewards={"function": str(tmp_path / "broken.py"), "num_workers": 1},
+    )
+    run = lit_rl("fit", "--config", recipe)
+
+    assert run.wait(240) != 0
+    assert "OSError: no scale" in run.stderr
+    assert run.left_over(90.0) == []
+    assert "Rank 0 ended while rank 1 waited for iteration 0: its own error says why" in run.stderr
+
+
 @pytest.mark.parametrize(
     "strategy",
     [

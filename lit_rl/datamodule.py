@@ -422,6 +422,8 @@ class RolloutDataModule(L.LightningDataModule):
         try:
             self._data_sources, (address, namespace) = self._broadcast((sources, place))
         except RuntimeError as error:
+            if self.rank == 0:
+                raise  # another rank has ended
             raise rank_zero_lost("the rollout side to start", self.rank, self._rank_zero, error) from error
         if self._exchange is None:
             backend: Any = self.backend

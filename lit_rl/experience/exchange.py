@@ -65,6 +65,8 @@ class CollectiveExchange:
         try:
             torch.distributed.scatter_object_list(received, parts, src=0)
         except RuntimeError as error:
+            if self.rank == 0:
+                raise  # another rank has ended
             raise rank_zero_lost(what, self.rank, self.rank_zero, error) from error
         return received[0] if parts is None else parts[0]
 

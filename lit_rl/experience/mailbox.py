@@ -32,6 +32,7 @@ _BEAT_S = 5.0
 _SILENCE_S = 60.0
 """How long rank 0's process may be silent. Its heart beats in a thread of its own, whatever the main thread does."""
 _WAIT_S = 10.0
+_LOOK_S = 1.0
 _ANSWER_S = 60.0
 """Longest answer of the mailbox, beyond the time it was asked to wait."""
 
@@ -143,12 +144,21 @@ class MailboxReceiver:
     async def _take(self, what: str) -> Any:
         while True:
             try:
-                refs, silent_s = await self._mailbox.call(
-                    "take", self._number, self.rank, _WAIT_S, timeout_s=_WAIT_S + _ANSWER_S
-                )
+                refs, silent_s = await self._ask()
                 if refs is not None:
                     return await fetch_object(refs[0], timeout_s=_ANSWER_S, what=what)
             except (WorkerDied, TimeoutError) as error:
                 raise await asyncio.to_thread(rank_zero_lost, what, self.rank, self.rank_zero, error) from error
-            if silent_s > _SILENCE_S or not self.rank_zero.may_live():
+            if silent_s > _SILENCE_S:
                 raise rank_zero_lost(what, self.rank, self.rank_zero, f"not heard of for {silent_s:.0f} s")
+
+    async def _ask(self) -> tuple[list[Any] | None, float]:
+        """Ask the mailbox; without its answer if rank 0 has been killed, which takes its Ray along."""
+        answer = asyncio.ensure_future(
+            self._mailbox.call("take", self._number, self.rank, _WAIT_S, timeout_s=_WAIT_S + _ANSWER_S)
+        )
+        while not (await asyncio.wait({answer}, timeout=_LOOK_S))[0]:
+            if not self.rank_zero.may_live():
+                answer.cancel()
+                raise WorkerDied("rank 0")
+        return answer.result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def exchange_many(num_iterations: int) -> dict[str, list[float]]:
         del part
         torch.distributed.barrier()
         if rank == 0:
-            used.append(object_store_mb())
+            used.append(settled_mb())
     exchange.close()
     if rank > 0:
         runtime.stop()
@@ -47,6 +48,14 @@ def exchange_many(num_iterations: int) -> dict[str, list[float]]:
     if rank == 0:
         runtime.stop()
     return {"seen": seen, "used": used}
+
+
+def settled_mb() -> float:
+    """What the object store holds once Ray has freed what nobody refers to, which it does now and then."""
+    deadline = time.monotonic() + 10.0
+    while (used := object_store_mb()) > 1.5 * SHARE_MB and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return used
 
 
 def object_store_mb() -> float:
@@ -62,6 +71,5 @@ def test_every_iteration_arrives_and_the_object_store_stays_flat() -> None:  # d
 
     assert one["seen"] == [float(iteration) for iteration in range(NUM_ITERATIONS)]
     assert zero["seen"] == [-1.0] * NUM_ITERATIONS
-    # The one that was posted last is there, and perhaps the one before.
-    assert max(zero["used"]) == pytest.approx(SHARE_MB, abs=1.5 * SHARE_MB)
-    assert zero["used"][-1] <= zero["used"][1] + SHARE_MB
+    # The one that was posted last is there, and no other.
+    assert zero["used"] == [pytest.approx(SHARE_MB, rel=0.1)] * NUM_ITERATIONS

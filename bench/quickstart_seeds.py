@@ -1,9 +1,11 @@
 """Run the quickstart with several seeds and write what held-out accuracy did, with intervals, as a table and a picture.
 
 Usage: python bench/quickstart_seeds.py --seeds 1 2 3 --runs_dir runs [--report_only]
-Each seed is the command of ``make quickstart`` with another ``seed_everything`` and ``data.seed``. Writes
-docs/results/quickstart.md and docs/results/quickstart.png. Intervals are 95 %: over items (Wilson) for one seed, and
-Student's t over seeds for the mean.
+       python bench/quickstart_seeds.py --overlay configs/algorithms/ppo.yaml --beside quickstart --beside_dir runs
+Each seed is the command of ``make quickstart``, with an overlay if one is given, and another ``seed_everything`` and
+``data.seed``. Writes docs/results/quickstart.md and .png, or, with an overlay, files named after it. ``--beside`` draws
+the rewards beside those of another method's runs. Intervals are 95 %: over items (Wilson) for one seed, and Student's t
+over seeds for the mean.
 """
 
 from __future__ import annotations
@@ -11,33 +13,28 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from reward_curves import draw_families, mean_and_interval, newest, rewards_of_run
+
 CONFIGS = ["configs/base/trainer_cpu.yaml", "configs/grpo_arithmetic.yaml"]
 PREFIX = "val-aux/arithmetic"
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
-"""Quantiles of Student's t for n - 1 degrees of freedom, by n."""
+SAMPLES_PER_ITERATION = 8 * 16
 
 
-def run_seed(seed: int, runs_dir: Path) -> float:
+def run_seed(seed: int, name: str, overlay: Path | None, runs_dir: Path) -> float:
     """Train once; returns wall-clock seconds of the whole command."""
     command = [str(Path(sys.executable).with_name("lit-rl")), "fit"]
-    for config in CONFIGS:
+    for config in [*CONFIGS, *([str(overlay)] if overlay else [])]:
         command += ["--config", config]
-    command += [f"--run_name=quickstart_seed{seed}", f"--runs_dir={runs_dir}"]
+    command += [f"--run_name={name}_seed{seed}", f"--runs_dir={runs_dir}"]
     command += [f"--seed_everything={seed}", f"--data.seed={seed}"]
     started = time.monotonic()
     subprocess.run(command, check=True)
     return time.monotonic() - started
-
-
-def newest(runs_dir: Path, seed: int) -> Path:
-    """Folder of the seed's newest run."""
-    return max((runs_dir / f"quickstart_seed{seed}").iterdir(), key=lambda path: path.stat().st_mtime)
 
 
 def validations(run: Path) -> list[dict[str, float]]:
@@ -45,14 +42,6 @@ def validations(run: Path) -> list[dict[str, float]]:
     with (run / "metrics.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.get(f"{PREFIX}/acc/mean")]
     return [{key: float(value) for key, value in row.items() if value} for row in rows]
-
-
-def rewards(run: Path) -> list[tuple[float, float]]:
-    """Iteration and mean training reward."""
-    with (run / "metrics.csv").open(newline="") as file:
-        return [
-            (float(r["step"]), float(r["critic/score/mean"])) for r in csv.DictReader(file) if r["critic/score/mean"]
-        ]
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:
@@ -63,7 +52,7 @@ def wilson(share: float, n: int) -> tuple[float, float]:
     return middle - half, middle + half
 
 
-def report(seeds: list[int], runs_dir: Path, folder: Path, num_items: int, seconds: dict[int, float]) -> str:
+def report(seeds: list[int], name: str, runs_dir: Path, num_items: int, seconds: dict[int, float]) -> str:
     """The table, as Markdown."""
     lines = [
         "| seed | before | after (95 % over items) | rise | complete before, after | accuracy among those, after | "
@@ -72,7 +61,7 @@ def report(seeds: list[int], runs_dir: Path, folder: Path, num_items: int, secon
     ]
     befores, afters = [], []
     for seed in seeds:
-        rows = validations(newest(runs_dir, seed))
+        rows = validations(newest(runs_dir, name, seed))
         before, after = rows[0], rows[-1]
         low, high = wilson(after[f"{PREFIX}/acc/mean"], num_items)
         befores.append(before[f"{PREFIX}/acc/mean"])
@@ -86,18 +75,16 @@ def report(seeds: list[int], runs_dir: Path, folder: Path, num_items: int, secon
         )
     rises = [after - before for before, after in zip(befores, afters, strict=True)]
     if len(seeds) > 1:
-        half = T_95[len(seeds)] * statistics.stdev(rises) / math.sqrt(len(rises))
+        mean, low, high = mean_and_interval(rises)
         lines.append("")
         lines.append(
-            f"Mean rise over {len(seeds)} seeds: {statistics.mean(rises):+.3f} "
-            f"(95 % interval over seeds {statistics.mean(rises) - half:+.3f} to {statistics.mean(rises) + half:+.3f}); "
+            f"Mean rise over {len(seeds)} seeds: {mean:+.3f} (95 % interval over seeds {low:+.3f} to {high:+.3f}); "
             f"{num_items} held-out sums, greedy answers."
         )
-    draw(seeds, runs_dir, folder / "quickstart.png")
     return "\n".join(lines) + "\n"
 
 
-def draw(seeds: list[int], runs_dir: Path, target: Path) -> None:
+def draw(seeds: list[int], name: str, runs_dir: Path, target: Path) -> None:
     """Training reward and held-out accuracy of every seed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -106,9 +93,12 @@ def draw(seeds: list[int], runs_dir: Path, target: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     for number, seed in enumerate(seeds):
-        run = newest(runs_dir, seed)
+        run = newest(runs_dir, name, seed)
         axes.plot(
-            *zip(*rewards(run), strict=True), color=f"C{number}", alpha=0.5, label=f"training reward, seed {seed}"
+            *zip(*rewards_of_run(run), strict=True),
+            color=f"C{number}",
+            alpha=0.5,
+            label=f"training reward, seed {seed}",
         )
         points = [(row["step"], row[f"{PREFIX}/acc/mean"]) for row in validations(run)]
         axes.plot(
@@ -138,12 +128,26 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--runs_dir", type=Path, default=Path("runs"))
     parser.add_argument("--report_only", action="store_true", help="Only read runs that are there.")
+    parser.add_argument("--overlay", type=Path, help="Configuration of a method, over the quickstart's.")
+    parser.add_argument("--beside", help="Name of other runs to draw beside these: quickstart, or an overlay's.")
+    parser.add_argument("--beside_dir", type=Path, help="Their runs_dir; default: the same.")
     options = parser.parse_args()
-    seconds = {} if options.report_only else {seed: run_seed(seed, options.runs_dir) for seed in options.seeds}
+    seeds, runs_dir, overlay = options.seeds, options.runs_dir, options.overlay
+    name = overlay.stem if overlay else "quickstart"
+    seconds = {} if options.report_only else {seed: run_seed(seed, name, overlay, runs_dir) for seed in seeds}
     folder = Path("docs/results")
     folder.mkdir(parents=True, exist_ok=True)
-    table = report(options.seeds, options.runs_dir, folder, num_held_out(), seconds)
-    (folder / "quickstart.md").write_text(table)
+    table = report(seeds, name, runs_dir, num_held_out(), seconds)
+    if options.beside:
+        sources = {name: runs_dir, options.beside: options.beside_dir or runs_dir}
+        families = {
+            key: [[reward for _, reward in rewards_of_run(newest(source, key, seed))] for seed in seeds]
+            for key, source in sources.items()
+        }
+        draw_families(families, SAMPLES_PER_ITERATION, folder / f"{name}.png")
+    else:
+        draw(seeds, name, runs_dir, folder / f"{name}.png")
+    (folder / f"{name}.md").write_text(table)
     print(table)
 
 

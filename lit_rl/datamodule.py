@@ -14,20 +14,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import lightning as L
-
 from lit_rl.agents import AgentLoopManager, AgentSettings
 from lit_rl.agents.run_tools import load_run_tools, report_template, row_schemas
 from lit_rl.cluster import ProcessIdentity, Runtime
 from lit_rl.data import ChatTemplate, PromptCursor, PromptSource, WithoutOverlong
 from lit_rl.experience.batch import Experience
 from lit_rl.experience.collector import Collector
+from lit_rl.experience.data_module import RunDataModule
 from lit_rl.experience.evaluation import EvaluationBatch, EvaluationLoader
 from lit_rl.experience.exchange import ShareExchange, exchange_of_rank, exchange_of_rank_zero
 from lit_rl.experience.loader import ExperienceLoader
 from lit_rl.experience.option_checks import check_at_least, check_sampling
-from lit_rl.experience.progress import PhaseProgress
 from lit_rl.experience.rank_zero import rank_zero_lost, wait_for_end
+from lit_rl.experience.recording import RECORDING, ReplayedRollouts, TrajectoryRecorder, rollout_settings
 from lit_rl.experience.share import ExperienceShare, PlanSettings, Rollout
 from lit_rl.models.loading import load_tokenizer, max_positions, resolve_model
 from lit_rl.rewards import RewardLoopManager, RewardSettings, check_data_sources
@@ -41,7 +40,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class RolloutDataModule(L.LightningDataModule):
+class RolloutDataModule(RunDataModule):
     """Rolls out trajectories with the current policy and serves them as mini-batches."""
 
     def __init__(
@@ -73,6 +72,8 @@ class RolloutDataModule(L.LightningDataModule):
         seed: int = 0,
         num_cpus: int | None = None,
         rollout_timeout_s: float = 3600.0,
+        record_trajectories: bool = False,
+        replay_from: str | None = None,
         verbose: bool = False,
     ) -> None:
         """Keep the options and check what can be checked; nothing starts before `setup`.
@@ -107,6 +108,10 @@ class RolloutDataModule(L.LightningDataModule):
             seed: Root of row order and of all sampling seeds.
             num_cpus: Cores Ray may count on, where a local Ray is started; ``null`` takes what the machine has.
             rollout_timeout_s: Longest rollout of one iteration, in seconds.
+            record_trajectories: Keep all training trajectories, with token ids and log-probs, in the run folder's
+                ``recording/``.
+            replay_from: Run folder with such a recording: learn from its trajectories. No engine, no Ray and no agent
+                loop is started, and nothing is validated.
             verbose: Show the logs of Ray and the engines.
         """
         super().__init__()
@@ -144,11 +149,13 @@ class RolloutDataModule(L.LightningDataModule):
         self.agents = agents or AgentSettings()
         self.rewards = rewards or RewardSettings()
         self.serving = serving or ServingSettings()
-        self.backend = backend
+        self.backend = backend if replay_from is None else "inline"
         self.shuffle = shuffle
         self.seed = seed
         self.num_cpus = num_cpus
         self.rollout_timeout_s = rollout_timeout_s
+        self.record_trajectories = record_trajectories
+        self.replay_from = replay_from
         self.verbose = verbose
         check_sampling(self.sampling, "sampling")
         check_sampling(self.val_sampling, "val_sampling")
@@ -158,11 +165,9 @@ class RolloutDataModule(L.LightningDataModule):
                 "nothing. Greedy validation is data.val_sampling."
             )
 
-        self.phase = PhaseProgress()
         self.last_validation_trajectories: list[Trajectory] = []
         self.servers: LLMServerManager | None = None
         self._rows: dict[str, list[Prompt]] = {}
-        self._cursor: PromptCursor | None = None
         self._runtime: Runtime | None = None
         self._managers: list[Any] = []
         self._collector: Collector | None = None
@@ -223,15 +228,6 @@ class RolloutDataModule(L.LightningDataModule):
         if self.rank > 0 and isinstance(exception, KeyboardInterrupt | SystemExit):
             wait_for_end(self._rank_zero)  # it was interrupted too, and has more to stop
 
-    def state_dict(self) -> dict[str, Any]:
-        """The cursor over the training rows, which rank 0 has and writes."""
-        return {} if self._cursor is None else {"cursor": self._cursor.state_dict()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where the checkpoint was."""
-        if self._cursor is not None and "cursor" in state_dict:
-            self._cursor.load_state_dict(state_dict["cursor"])
-
     # What callbacks use.
 
     @property
@@ -256,6 +252,22 @@ class RolloutDataModule(L.LightningDataModule):
         """All trajectories of the last iteration, failed ones included; on rank 0."""
         return [] if self._collector is None else self._collector.last_trajectories
 
+    def probe_sequences(self, num: int, max_tokens: int) -> list[list[int]]:
+        """Up to ``num`` short sequences of token ids to compare engine and trainer on.
+
+        The ends of the last iteration's trajectories, from different prompts where there are as many; before the first
+        rollout the texts of the first rows.
+        """
+        trajectories = self.last_trajectories
+        if trajectories:
+            chosen = trajectories[:: max(1, len(trajectories) // num)]
+            sequences = [[*trajectory.prompt_ids, *trajectory.response_ids] for trajectory in chosen]
+        else:
+            rows = next((rows[:num] for rows in self._rows.values() if rows), [])
+            texts = (" ".join(str(message.get("content", "")) for message in row.messages) for row in rows)
+            sequences = [list(self._tokenizer(text)["input_ids"]) for text in texts]
+        return [ids[-max_tokens:] for ids in sequences if len(ids) > 1][:num]
+
     def decode(self, token_ids: list[int]) -> str:
         """Text of token ids, special tokens included."""
         return str(self._tokenizer.decode(token_ids))
@@ -278,6 +290,10 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _load_rows(self, stage: str) -> None:
         wanted = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("test", "val")}[stage]
+        if self.replay_from is not None:
+            if stage != "fit":
+                raise ValueError(f"data.replay_from={self.replay_from}: only fit is replayed. Leave it out elsewhere.")
+            wanted = ("train",)  # there is no engine to validate with
         if stage != "fit" and not any(self.sources[name] is not None for name in wanted):
             options = " or ".join(f"data.{name}_data" for name in wanted)
             raise ValueError(f"{stage} has no rows: set {options}.")
@@ -390,26 +406,43 @@ class RolloutDataModule(L.LightningDataModule):
         gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         runtime = self._runtime = Runtime(backend=self.backend, num_cpus=self.num_cpus, verbose=self.verbose)  # type: ignore[arg-type]
         runtime.start()
+        run_folder = self.trainer.default_root_dir if self.trainer is not None else "."
+        if self.replay_from is not None:
+            replayed = ReplayedRollouts(self.replay_from, self._rollout_settings())
+            self._collector = self._collector_of(runtime, replayed, replayed)
+            return
+        recorder = None
+        if self.record_trajectories and self._cursor is not None:
+            recorder = TrajectoryRecorder(f"{run_folder}/{RECORDING}", self._rollout_settings())
         servers = LLMServerManager(runtime, self.serving, model, self.max_model_len, gpu=gpu, verbose=self.verbose)
-        rewards = RewardLoopManager(runtime, self.rewards)
+        rewards = RewardLoopManager(runtime, self.rewards, gpu=gpu, verbose=self.verbose)
         self._managers = [rewards, servers]
         start_s = self.serving.start_timeout_s
         runtime.loop.run(servers.start(), timeout_s=start_s + 60, what=f"{self.serving.num_replicas} replicas to start")
-        runtime.loop.run(rewards.start(), timeout_s=start_s, what="reward workers to start")
-        run_folder = self.trainer.default_root_dir if self.trainer is not None else "."
+        runtime.loop.run(rewards.start(), timeout_s=start_s + rewards.start_timeout_s, what="reward workers to start")
         settings = self.agents.in_run_folder(run_folder)
         agents = AgentLoopManager(runtime, settings, servers.client(), model, rewards.handles, self._tools)
         self._managers.insert(0, agents)
         runtime.loop.run(agents.start(), timeout_s=start_s, what="agent-loop workers to start")
         self.servers = servers
-        self._collector = Collector(
+        self._collector = self._collector_of(runtime, agents, servers, recorder)
+
+    def _collector_of(
+        self, runtime: Runtime, agents: Any, servers: Any, recorder: TrajectoryRecorder | None = None
+    ) -> Collector:
+        return Collector(
             runtime=runtime,
             agents=agents,
             servers=servers,
             phase=self.phase,
             seed=self.seed,
             timeout_s=self.rollout_timeout_s,
+            recorder=recorder,
         )
+
+    def _rollout_settings(self) -> dict[str, Any]:
+        assert self._cursor is not None
+        return rollout_settings(self, self._cursor)
 
     def _join_ranks(self) -> None:
         """Give every rank its end of the exchange, and the data sources it will be asked to evaluate."""

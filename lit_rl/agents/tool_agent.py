@@ -118,12 +118,15 @@ class ToolAgentLoop(AgentLoop):
         self.media: dict[str, list[Any]] = {}
         self.score_with_tools = score_with_tools
         self.tool_rewards: list[float] = []
+        self.turn_rewards: list[float] = []
         self._assistant_turns = 0
         self._user_turns = 0
         self._consecutive_invalid_calls = 0
 
     @classmethod
-    def shown_schemas(cls, tools: Mapping[str, Tool], prompt: Prompt) -> list[dict[str, Any]]:
+    def shown_schemas(
+        cls, tools: Mapping[str, Tool], prompt: Prompt, options: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
         """Schemas of the tools that the row selects."""
         return tool_schemas(select_tools(tools, prompt))
 
@@ -246,6 +249,8 @@ class ToolAgentLoop(AgentLoop):
         turn = session.context.turn = self._assistant_turns
         run = parsed.calls[: self.max_parallel_calls]
         results = await asyncio.gather(*(session.call(call.name, call.arguments) for call in run))
+        self.turn_rewards += [0.0] * (self._assistant_turns - 1 - len(self.turn_rewards))  # turns without a call
+        self.turn_rewards.append(sum(result.reward for result in results))
         answers = []
         for index, (call, result) in enumerate(zip(run, results, strict=True)):
             self.tool_rewards.append(result.reward)
@@ -297,6 +302,7 @@ class ToolAgentLoop(AgentLoop):
             trajectory.reward_parts[f"tool_reward/{name}"] = reward
         if self.score_with_tools:
             trajectory.reward = sum(self.tool_rewards) + sum(final_rewards.values())
+            trajectory.turn_rewards = self.turn_rewards
 
     def _count(self, name: str) -> None:
         self.metrics[name] = self.metrics.get(name, 0.0) + 1.0

@@ -18,6 +18,7 @@ from lit_rl.agents import AgentLoopManager, TrajectoryRequest
 from lit_rl.cluster import Runtime
 from lit_rl.experience.dynamic_sampling import sample_until_spread
 from lit_rl.experience.progress import PhaseProgress
+from lit_rl.experience.recording import ReplayedRollouts, TrajectoryRecorder
 from lit_rl.experience.share import Rollout, SequenceScalars
 from lit_rl.metrics.rollout import rollout_metrics
 from lit_rl.serving import LLMServerManager
@@ -31,11 +32,12 @@ class Collector:
         self,
         *,
         runtime: Runtime,
-        agents: AgentLoopManager,
-        servers: LLMServerManager,
+        agents: AgentLoopManager | ReplayedRollouts,
+        servers: LLMServerManager | ReplayedRollouts,
         phase: PhaseProgress,
         seed: int,
         timeout_s: float,
+        recorder: TrajectoryRecorder | None = None,
     ) -> None:
         """Keep the managers.
 
@@ -46,6 +48,7 @@ class Collector:
             phase: Where progress is told.
             seed: Root of all sampling seeds.
             timeout_s: Longest rollout in seconds.
+            recorder: Keeps what was rolled out to learn from.
         """
         self.runtime = runtime
         self.agents = agents
@@ -53,6 +56,7 @@ class Collector:
         self.phase = phase
         self.seed = seed
         self.timeout_s = timeout_s
+        self.recorder = recorder
         self.last_trajectories: list[Trajectory] = []
 
     def collect(
@@ -81,7 +85,7 @@ class Collector:
             RuntimeError: If the replicas do not hold the weights of this iteration.
         """
         self.servers.require_version(iteration, iteration)
-        greedy_rewards: dict[str, float] = {}
+        greedy: list[Trajectory] = []
 
         def roll_out(fresh: Sequence[Prompt], first_number: int) -> list[Trajectory]:
             requests = self._requests(iteration, fresh, first_number, range(group_size))
@@ -89,14 +93,17 @@ class Collector:
                 return self._generate("rollout", requests, sampling)
             # It comes after the samples of its group, so that its index and seed are its own.
             greedy_requests = self._requests(iteration, fresh, first_number, range(group_size, group_size + 1))
-            sampled, greedy = self._generate_both(requests, sampling, greedy_requests, _greedy(sampling))
-            greedy_rewards.update({t.group_id: _reward_or_nan(t) for t in greedy})
+            sampled, baselines = self._generate_both(requests, sampling, greedy_requests, _greedy(sampling))
+            greedy.extend(baselines)
             return sampled
 
         started = time.perf_counter()
         sampled = sample_until_spread(rows, roll_out, next_rows, dynamic_sampling_rounds)
         seconds = time.perf_counter() - started
         self.last_trajectories = sampled.everything
+        if self.recorder is not None:
+            self.recorder.write(iteration, [*sampled.everything, *greedy])
+        greedy_rewards = {trajectory.group_id: _reward_or_nan(trajectory) for trajectory in greedy}
         sequences = [sequence for trajectory in sampled.kept for sequence in (trajectory, *trajectory.branches)]
         usable = [sequence for sequence in sequences if not sequence.has_failed]
         group_numbers = _dense_numbers([trajectory.group_id for trajectory in usable])

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from lit_rl.models.backbone import check_head, packed_hidden_states, prepare_network
 from lit_rl.models.packing import PackedSequences, unpack
-from lit_rl.models.token_logprobs import token_logprobs
+from lit_rl.models.token_logprobs import most_likely_tokens, sum_pi_squared, token_logprobs
 from lit_rl.models.working_copy import Bf16WorkingCopy
 
 
@@ -26,10 +26,15 @@ class TokenScores(NamedTuple):
     Attributes:
         logprobs: ``[B, T]`` float32, nats; 0 where a token was not wanted.
         entropies: ``[B, T]`` float32, nats, of the distributions the tokens came from; ``None`` unless asked for.
+        is_most_likely: ``[B, T]`` float32, 1 where the token is the network's first choice; ``None`` unless asked for.
+        sum_pi_squared: ``[B, T]`` float32, their sums of squared probabilities, without gradient; ``None`` unless
+            asked for.
     """
 
     logprobs: Tensor
     entropies: Tensor | None = None
+    is_most_likely: Tensor | None = None
+    sum_pi_squared: Tensor | None = None
 
 
 class Actor(nn.Module):
@@ -70,13 +75,22 @@ class Actor(nn.Module):
         """Compute in bfloat16 on a copy that follows the float32 parameters (one process, CPU)."""
         self.working_copy = Bf16WorkingCopy(self.network)
 
-    def forward(self, packed: PackedSequences, temperature: float = 1.0, with_entropy: bool = False) -> TokenScores:
+    def forward(
+        self,
+        packed: PackedSequences,
+        temperature: float = 1.0,
+        with_entropy: bool = False,
+        with_most_likely: bool = False,
+        with_sum_pi_squared: bool = False,
+    ) -> TokenScores:
         """Score the wanted tokens of a packed micro-batch.
 
         Args:
             packed: The micro-batch, on the network's device.
             temperature: The one the tokens were sampled with, above 0.
             with_entropy: Also return entropies.
+            with_most_likely: Also say which tokens are the network's first choice (computes the logits once more).
+            with_sum_pi_squared: Also return sums of squared probabilities.
 
         Returns:
             Scores of shape ``[B, T]``; they depend on every parameter even when no token is wanted.
@@ -85,16 +99,39 @@ class Actor(nn.Module):
         if self.working_copy is not None:
             network = self.working_copy.network  # type: ignore[assignment]
             network.train(self.network.training)
-        return score_packed(network, packed, temperature, with_entropy, self.chunk_size)
+        return score_packed(
+            network,
+            packed,
+            temperature,
+            with_entropy,
+            self.chunk_size,
+            with_most_likely=with_most_likely,
+            with_sum_pi_squared=with_sum_pi_squared,
+        )
 
 
 def score_packed(
-    network: PreTrainedModel, packed: PackedSequences, temperature: float, with_entropy: bool, chunk_size: int = 1024
+    network: PreTrainedModel,
+    packed: PackedSequences,
+    temperature: float,
+    with_entropy: bool,
+    chunk_size: int = 1024,
+    with_most_likely: bool = False,
+    with_sum_pi_squared: bool = False,
 ) -> TokenScores:
     """Run ``network`` on a packed row and score its wanted tokens; see `Actor.forward`."""
     hidden = packed_hidden_states(network, packed)  # [S, D]
     weight = network.get_output_embeddings().weight
     scores = token_logprobs(hidden, weight, packed.target_ids, temperature, chunk_size, with_entropy)
-    if isinstance(scores, tuple):
-        return TokenScores(logprobs=unpack(scores[0], packed), entropies=unpack(scores[1], packed))
-    return TokenScores(logprobs=unpack(scores, packed), entropies=None)
+    logprobs, entropies = scores if isinstance(scores, tuple) else (scores, None)
+    is_most_likely = None
+    if with_most_likely:
+        first_choice = most_likely_tokens(hidden.detach(), weight.detach(), chunk_size)
+        is_most_likely = unpack((first_choice == packed.target_ids).float(), packed)
+    squares = sum_pi_squared(hidden, weight, temperature, chunk_size) if with_sum_pi_squared else None
+    return TokenScores(
+        logprobs=unpack(logprobs, packed),
+        entropies=None if entropies is None else unpack(entropies, packed),
+        is_most_likely=is_most_likely,
+        sum_pi_squared=None if squares is None else unpack(squares, packed),
+    )

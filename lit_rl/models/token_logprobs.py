@@ -1,7 +1,7 @@
 """Log-probs (and entropies) of given tokens from hidden states, without ever holding all logits.
 
 Position in the flow: backbone -> hidden states of the wanted tokens -> **token_logprobs** -> losses.
-Works through the tokens in chunks: a chunk's logits are made, reduced to two numbers per token and dropped. The
+Works through the tokens in chunks: a chunk's logits are made, reduced to a few numbers per token and dropped. The
 backward pass needs them again. Logits of the first chunks are kept up to a fixed number of bytes, and only what lies
 beyond that is computed a second time: a usual micro-batch pays nothing, and a large one stays within bounded memory.
 """
@@ -50,13 +50,50 @@ def token_logprobs(
         ValueError: If shapes do not fit, ``temperature`` is not above 0 or ``chunk_size`` not at least 1.
     """
     _check(hidden, weight, targets, temperature, chunk_size)
-    device_type = hidden.device.type
-    dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype
-    with torch.autocast(device_type, enabled=False):
+    dtype = _compute_dtype(hidden)
+    with torch.autocast(hidden.device.type, enabled=False):
         logprobs, entropies = _ChunkedLogprobs.apply(
             hidden, weight, targets, 1.0 / temperature, chunk_size, with_entropy, dtype
         )
     return (logprobs, entropies) if with_entropy else logprobs
+
+
+@torch.no_grad()
+def most_likely_tokens(hidden: Tensor, weight: Tensor, chunk_size: int = 1024) -> Tensor:
+    """Return ``[S]`` int64, the token of the largest logit at each position; arguments as in `token_logprobs`."""
+    device_type = hidden.device.type
+    dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype
+    head = weight.to(dtype)
+    return torch.cat([(chunk.to(dtype) @ head.T).argmax(-1) for chunk in hidden.split(chunk_size)])
+
+
+@torch.no_grad()
+def sum_pi_squared(hidden: Tensor, weight: Tensor, temperature: float = 1.0, chunk_size: int = 1024) -> Tensor:
+    """Sum the squared probabilities of each token's distribution, within the memory of `token_logprobs`.
+
+    It is the probability that two draws agree: 1 where the policy is certain, 1 / V where it is uniform. The optimal
+    token baseline needs it.
+
+    Args:
+        hidden: As in `token_logprobs`.
+        weight: As in `token_logprobs`.
+        temperature: As in `token_logprobs`.
+        chunk_size: As in `token_logprobs`.
+
+    Returns:
+        ``[S]`` float32 in (0, 1], without gradient.
+    """
+    _check(hidden, weight, hidden.new_empty(len(hidden)), temperature, chunk_size)
+    dtype = _compute_dtype(hidden)
+    head = weight.to(dtype)
+    sums = hidden.new_empty(len(hidden), dtype=torch.float32)
+    with torch.autocast(hidden.device.type, enabled=False):
+        for start in range(0, len(hidden), chunk_size):
+            logits = hidden[start : start + chunk_size].to(dtype) @ head.T  # [chunk, V]
+            for block in _blocks(logits, start):
+                x = logits[block.start - start : block.stop - start].float() * (1.0 / temperature)
+                sums[block] = x.softmax(-1).square_().sum(-1)
+    return sums
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -182,6 +219,12 @@ def _blocks(logits: Tensor, start: int) -> list[slice]:
     if logits.device.type == "cpu":
         size = math.ceil(_CPU_BLOCK_BYTES / (4 * vocab_size))
     return [slice(start + i, start + min(i + size, num_rows)) for i in range(0, num_rows, max(size, 1))]
+
+
+def _compute_dtype(hidden: Tensor) -> torch.dtype:
+    """Dtype of the products with the head: autocast's where it is on."""
+    device_type = hidden.device.type
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype
 
 
 def _check(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk_size: int) -> None:

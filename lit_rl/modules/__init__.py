@@ -7,14 +7,20 @@ from lit_rl.modules.dapo import DAPO
 from lit_rl.modules.decoupled_ppo import DecoupledPPO
 from lit_rl.modules.dppo import DPPO
 from lit_rl.modules.dr_grpo import DrGRPO
+from lit_rl.modules.dro import DRO
+from lit_rl.modules.gdpo import GDPO
 from lit_rl.modules.gmpo import GMPO
 from lit_rl.modules.gpg import GPG
 from lit_rl.modules.group_relative import GroupRelativeModule
 from lit_rl.modules.grpo import GRPO
 from lit_rl.modules.gspo import GSPO
 from lit_rl.modules.kl_cov import KLCov
+from lit_rl.modules.lite_ppo import LitePPO
+from lit_rl.modules.luspo import LUSPO
+from lit_rl.modules.m2po import M2PO
 from lit_rl.modules.max_rl import MaxRL
 from lit_rl.modules.opo import OPO
+from lit_rl.modules.optimal_token_baseline import OptimalTokenBaseline
 from lit_rl.modules.pass_at_k import PassAtK
 from lit_rl.modules.policy_gradient import PolicyGradientModule
 from lit_rl.modules.ppo import PPO
@@ -22,7 +28,11 @@ from lit_rl.modules.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePlusP
 from lit_rl.modules.remax import ReMax
 from lit_rl.modules.rloo import RLOO
 from lit_rl.modules.sapo import SAPO
+from lit_rl.modules.sft import SFT
 from lit_rl.modules.token_rewards import TokenRewardModule
+from lit_rl.modules.turn_grpo import TurnGRPO
+from lit_rl.modules.vapo import VAPO
+from lit_rl.modules.vespo import VESPO
 
 __all__ = [
     "CISPO",
@@ -30,16 +40,22 @@ __all__ = [
     "ClippedPolicyModule",
     "DAPO",
     "DPPO",
+    "DRO",
     "DecoupledPPO",
     "DrGRPO",
+    "GDPO",
     "GMPO",
     "GPG",
     "GRPO",
     "GSPO",
     "GroupRelativeModule",
     "KLCov",
+    "LUSPO",
+    "LitePPO",
+    "M2PO",
     "MaxRL",
     "OPO",
+    "OptimalTokenBaseline",
     "PPO",
     "PassAtK",
     "PolicyGradientModule",
@@ -48,5 +64,9 @@ __all__ = [
     "ReinforcePlusPlus",
     "ReinforcePlusPlusBaseline",
     "SAPO",
+    "SFT",
     "TokenRewardModule",
+    "TurnGRPO",
+    "VAPO",
+    "VESPO",
 ]

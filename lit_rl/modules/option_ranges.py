@@ -92,3 +92,18 @@ def check_update_options(module: Any, *, max_grad_norm: float, max_skipped_steps
             "model.loss_agg_mode='seq-mean-token-sum-norm' needs model.loss_scale, a constant length in tokens: the "
             "longest response allowed (data.max_response_tokens) is usual."
         )
+
+
+def check_critic_options(module: Any, *, critic_max_grad_norm: float) -> None:
+    """Raise ``ValueError`` where an option of the critic is out of range.
+
+    Args:
+        module: A `PPO` with its options set.
+        critic_max_grad_norm: As in its constructor.
+    """
+    check_number("critic_max_grad_norm", critic_max_grad_norm, above=0)
+    for option in ("critic_lr", "value_clip"):
+        check_number(option, getattr(module, option), above=0)
+    for option in ("gamma", "lam"):
+        check_number(option, getattr(module, option), at_least=0, at_most=1)
+    check_number("critic_warmup_iterations", module.critic_warmup_iterations, at_least=0)

@@ -13,7 +13,7 @@ from lit_rl.algorithms.aggregate import masked_mean
 from lit_rl.algorithms.value_losses import clipped_value_loss, explained_variance, value_clip_fraction
 from lit_rl.experience.batch import Experience, MicroBatch, MiniBatch
 from lit_rl.models import Critic, load_causal_lm
-from lit_rl.modules.option_ranges import check_number
+from lit_rl.modules.option_ranges import check_critic_options
 from lit_rl.modules.token_rewards import TokenRewardModule
 
 
@@ -53,16 +53,11 @@ class PPO(TokenRewardModule):
             kwargs: Options of `TokenRewardModule`.
         """
         super().__init__(model_name, **kwargs)
-        above_zero = {"critic_lr": critic_lr, "critic_max_grad_norm": critic_max_grad_norm, "value_clip": value_clip}
-        for name, value in above_zero.items():
-            check_number(name, value, above=0)
-        check_number("gamma", gamma, at_least=0, at_most=1)
-        check_number("lam", lam, at_least=0, at_most=1)
-        check_number("critic_warmup_iterations", critic_warmup_iterations, at_least=0)
         self.critic_name = critic_name or model_name
         self.max_grad_norms["critic"] = critic_max_grad_norm
         self.critic_lr, self.critic_warmup_iterations = critic_lr, critic_warmup_iterations
         self.gamma, self.lam, self.value_clip = gamma, lam, value_clip
+        check_critic_options(self, critic_max_grad_norm=critic_max_grad_norm)
         self.critic: Critic | None = None
 
     @property
@@ -97,12 +92,16 @@ class PPO(TokenRewardModule):
         """``[B, T]`` whitened generalized advantage estimates of this rank's tokens."""
         positions = range(len(experience))
         mask, values = experience.loss_mask(positions), experience.padded("values", positions)
-        advantages, returns = gae(self.token_rewards(experience), values, mask, gamma=self.gamma, lam=self.lam)
+        advantages, returns = self.estimate(self.token_rewards(experience), values, mask)
         experience.store("returns", positions, returns)
         for name, columns in (("values/mean", values), ("returns/mean", returns)):
             self.metrics.mean(f"critic/{name}", masked_mean(columns, mask), mask.sum())
         self.metrics.mean("critic/vf_explained_var", explained_variance(values, returns, mask), mask.sum())
         return self.whiten_tokens(advantages, mask)
+
+    def estimate(self, rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Advantages (not whitened) and the returns that the critic is fitted to, each ``[B, T]``."""
+        return gae(rewards, values, mask, gamma=self.gamma, lam=self.lam)
 
     def micro_batch_loss(self, batch: MicroBatch, mini_batch: MiniBatch) -> Tensor:
         """Policy loss plus value loss; in warm-up the actor is only watched."""

@@ -59,7 +59,7 @@ class Bandit:
             Trajectory(
                 row_id=str(context), group_id=str(context), prompt_ids=[context, 0], response_ids=answer,
                 loss_mask=[1] * ANSWER_TOKENS, rollout_logprobs=own_logprobs, policy_versions=[0] * ANSWER_TOKENS,
-                reward=reward,
+                reward=reward, reward_parts={"acc": reward, "complete": float(reward == 1.0)},
             )
             for context, answer, own_logprobs, reward in zip(
                 contexts.tolist(), answers.tolist(), logprobs.tolist(), rewards.tolist(), strict=True

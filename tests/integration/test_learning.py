@@ -1,12 +1,10 @@
 """Every method, with the settings of its file in ``configs/algorithms``, learns a contextual bandit on a CPU.
 
-One seed here; ``python tests/integration/test_learning.py`` prints the table of docs/algorithms.md, three seeds.
+One seed here; ``python bench/learning_curves.py`` draws three and prints the table of docs/algorithms.md.
 """
 
 from __future__ import annotations
 
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +23,22 @@ LEVELS = {"pass_at_k": 0.45}
 """Pass@k reinforces one answer of a group at most, none where two share the best reward, and learns the mean slowly."""
 
 
-def final_reward(path: Path, model_folder: str, seed: int) -> float:
-    """Train with a configuration file's settings and a learning rate for the toy."""
+def learning_curve(path: Path, model_folder: str, seed: int) -> list[float]:
+    """Mean reward of each iteration with a configuration file's settings and a learning rate for the toy."""
     config = yaml.safe_load(path.read_text())
     name = config["model"]["class_path"].rpartition(".")[2]
     options: dict[str, Any] = {key: _number(value) for key, value in config["model"].get("init_args", {}).items()}
-    options |= {"actor_lr": 1e-2} | ({"critic_lr": 1e-2} if name == "PPO" else {})
+    options |= {"actor_lr": 1e-2} | ({"critic_lr": 1e-2} if name in ("PPO", "VAPO") else {})
     data = config.get("data", {}).get("init_args", {})
     torch.manual_seed(seed)
     module = getattr(modules, name)(model_folder, **options)
     rewards = learn(module, ITERATIONS, seed, num_mini_batches=data.get("num_mini_batches", 1))
     assert rewards[0] == pytest.approx(CHANCE, abs=0.15), "the policy began with knowledge"
+    return rewards
+
+
+def final_reward(rewards: list[float]) -> float:
+    """Mean of the last five iterations."""
     return sum(rewards[-5:]) / 5
 
 
@@ -54,13 +57,4 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_the_method_learns(path: Path, model_folder: str) -> None:
-    assert final_reward(path, model_folder, seed=0) > LEVELS.get(path.stem, LEVEL)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    folder = save_tiny_model(Path(tempfile.mkdtemp()))
-    for path in CONFIGS:
-        if len(sys.argv) == 1 or path.stem in sys.argv[1:]:
-            finals = [final_reward(path, folder, seed) for seed in range(3)]
-            print(f"| {path.stem} | {' | '.join(f'{value:.2f}' for value in finals)} |", flush=True)
+    assert final_reward(learning_curve(path, model_folder, seed=0)) > LEVELS.get(path.stem, LEVEL)

@@ -1,15 +1,52 @@
-"""Methods that need more than one group-relative rollout, through the real parts: a critic, greedy answers, refills."""
+"""Methods through the real parts: every overlay, and what needs more than one group-relative rollout."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
-from tiny_fit import MODEL, tiny_data, tiny_fit
+import yaml
+from tiny_fit import MODEL, spread_reward, tiny_data, tiny_fit
 
+from lit_rl import modules
 from lit_rl.callbacks import IterationCheckpoint
+from lit_rl.models import load_causal_lm
 from lit_rl.modules import DAPO, PPO, ReMax
+from lit_rl.rewards import OverlongShaping, RewardSettings
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
+
+OVERLAYS = sorted((Path(__file__).parents[2] / "configs/algorithms").glob("*.yaml"))
+
+
+def reward_in_parts(solution_str: str, ground_truth: str) -> dict[str, float]:
+    score = spread_reward(solution_str, ground_truth)
+    return {"score": score, "acc": score, "complete": float(len(solution_str) % 2)}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.stem)
+def test_an_overlay_trains_through_the_real_parts(overlay: Path) -> None:
+    config = yaml.safe_load(overlay.read_text())
+    name, options = config["model"]["class_path"].rpartition(".")[2], config["model"].get("init_args", {})
+    if "critic_warmup_iterations" in options:
+        options["critic_warmup_iterations"] = 0
+    data: dict[str, Any] = config.get("data", {}).get("init_args", {})
+    overlong = data.pop("rewards", {}).get("overlong")
+    rewards = RewardSettings(
+        function=reward_in_parts, num_workers=1, overlong=OverlongShaping(**overlong) if overlong else None
+    )
+    module = getattr(modules, name)(MODEL, **{**options, "actor_lr": 1e-3})
+    run = tiny_fit(1, module=module, data=tiny_data(rewards=rewards, **data)).fit()
+
+    assert run.trainer.global_step == data.get("num_mini_batches", 1) * data.get("ppo_epochs", 1)
+    (skipped,) = [value for _, value in run.logger.column("actor/skipped_not_finite_steps")] or [0.0]
+    assert skipped == 0.0
+    start = load_causal_lm(MODEL).state_dict()
+    moved = {key: tensor for key, tensor in module.actor.network.state_dict().items() if not tensor.equal(start[key])}
+    assert moved
+    assert all(tensor.isfinite().all() for tensor in moved.values())
 
 
 def ppo() -> PPO:

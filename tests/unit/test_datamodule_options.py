@@ -51,12 +51,13 @@ def test_responses_longer_than_the_model_are_refused_before_an_engine_starts() -
         data.setup("fit")
 
 
-def test_a_strategy_that_cannot_work_is_refused_before_an_engine_starts() -> None:
+def test_an_unsupported_strategy_is_refused_before_an_engine_starts() -> None:
     data = RolloutDataModule("bundled/tiny-random", ROWS, backend="inline")
-    options = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
-    data.trainer = L.Trainer(devices=1, strategy="ddp_fork", **options)
+    data.trainer = L.Trainer(
+        accelerator="cpu", devices=2, strategy="ddp_spawn", logger=False, enable_progress_bar=False
+    )
 
-    with pytest.raises(ValueError, match=r"starts its ranks with 'fork'.*Use trainer\.strategy=ddp"):
+    with pytest.raises(ValueError, match="starts its ranks with 'spawn'.*trainer.strategy=ddp"):
         data.setup("fit")
 
 

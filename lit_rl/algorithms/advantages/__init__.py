@@ -5,10 +5,15 @@ Sequence-level ones take ``[N]`` rewards of all sequences over all ranks and ret
 baseline.
 """
 
-from lit_rl.algorithms.advantages.gae import gae
+from lit_rl.algorithms.advantages.gae import gae, length_adaptive_lambda
 from lit_rl.algorithms.advantages.gdpo import decoupled_group_relative
 from lit_rl.algorithms.advantages.gpg import group_policy_gradient
-from lit_rl.algorithms.advantages.group_relative import check_group_size, group_relative, zero_spread_share
+from lit_rl.algorithms.advantages.group_relative import (
+    batch_scaled_relative,
+    check_group_size,
+    group_relative,
+    zero_spread_share,
+)
 from lit_rl.algorithms.advantages.leave_one_out import leave_one_out
 from lit_rl.algorithms.advantages.max_rl import max_likelihood_relative
 from lit_rl.algorithms.advantages.multi_turn import spread_turns, turn_index, turn_mask, turn_relative, turn_returns
@@ -21,6 +26,7 @@ from lit_rl.algorithms.advantages.returns import discounted_returns, rewards_at_
 from lit_rl.algorithms.advantages.whiten import masked_mean_and_std, whiten
 
 __all__ = [
+    "batch_scaled_relative",
     "check_group_size",
     "decoupled_group_relative",
     "discounted_returns",
@@ -28,6 +34,7 @@ __all__ = [
     "group_policy_gradient",
     "group_relative",
     "leave_one_out",
+    "length_adaptive_lambda",
     "masked_mean_and_std",
     "max_likelihood_relative",
     "optimal_reward_baseline",

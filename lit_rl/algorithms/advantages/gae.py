@@ -11,7 +11,7 @@ from lit_rl.algorithms.checks import check_in_range, check_mask, check_same_shap
 
 @torch.no_grad()
 def gae(
-    rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float = 1.0, lam: float = 1.0
+    rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float = 1.0, lam: float | Tensor = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Return generalized advantage estimates and the returns the critic is fitted to.
 
@@ -25,7 +25,8 @@ def gae(
         values: ``[B, T]`` float, the critic's output in reward units, from before the update.
         mask: ``[B, T]`` bool, True where the policy sampled the token.
         gamma: Discount per sampled token, in [0, 1].
-        lam: Bias-variance trade-off, in [0, 1]; 1 gives Monte-Carlo returns minus values.
+        lam: Bias-variance trade-off, in [0, 1]; 1 gives Monte-Carlo returns minus values. ``[B]`` float is one per
+            row (see `length_adaptive_lambda`).
 
     Returns:
         ``advantages`` and ``returns`` (advantages plus values), each ``[B, T]`` of the values' dtype, exactly 0 where
@@ -39,7 +40,8 @@ def gae(
     check_mask(mask)
     check_same_shape(rewards=rewards, values=values, mask=mask)
     check_in_range("gamma", gamma, 0.0, 1.0)
-    check_in_range("lam", lam, 0.0, 1.0)
+    for bound in (lam,) if isinstance(lam, float | int) else (float(lam.min()), float(lam.max())) if len(lam) else ():
+        check_in_range("lam", bound, 0.0, 1.0)
     is_sampled = time_major(mask)  # [T, B]
     kept = is_sampled.to(values.dtype)
     skipped = 1.0 - kept
@@ -49,6 +51,26 @@ def gae(
     deltas = time_major(rewards).to(values.dtype) - own_values
     deltas[:-1].add_(upcoming[1:], alpha=gamma)
     deltas = torch.where(is_sampled, deltas, 0.0)
-    decays = skipped.add_(kept, alpha=gamma * lam)  # 1 at skipped tokens, gamma lam at sampled ones
+    # 1 at skipped tokens, gamma lam at sampled ones; one number per row is one per column here.
+    decays = skipped.addcmul_(kept, torch.as_tensor(gamma * lam, dtype=kept.dtype, device=kept.device))
     advantages = backward_scan(deltas, decays).mul_(kept)
     return advantages.t().contiguous(), (advantages + own_values).t().contiguous()
+
+
+def length_adaptive_lambda(num_tokens: Tensor, *, alpha: float = 0.05) -> Tensor:
+    """Return ``1 - 1 / (alpha l)`` per row, not below 0: the longer the answer, the further credit reaches back.
+
+    The weights of the temporal differences then sum to about ``alpha l``, a fixed share of the answer.
+
+    Args:
+        num_tokens: ``[B]`` sampled tokens of each row; rows without any get 0.
+        alpha: Above 0.
+
+    Returns:
+        ``[B]`` float32 in [0, 1).
+
+    Source: arXiv:2504.05118 (VAPO).
+    """
+    if alpha <= 0:
+        raise ValueError(f"alpha={alpha} must be above 0. The paper uses 0.05.")
+    return (1.0 - 1.0 / (alpha * num_tokens.float())).clamp(min=0.0)

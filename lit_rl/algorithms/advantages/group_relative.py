@@ -40,6 +40,28 @@ def group_relative(rewards: Tensor, group_ids: Tensor, *, normalize_std: bool = 
     return centred.to(rewards.dtype)
 
 
+def batch_scaled_relative(rewards: Tensor, group_ids: Tensor, *, eps: float = 1e-6) -> Tensor:
+    """Return the reward minus the group's mean, divided by the sample standard deviation of all rewards.
+
+    Rules as for `group_relative`; where all rewards of all groups are equal every advantage is 0.
+
+    Args:
+        rewards: ``[N]`` float, finite, reward units; one per sequence, over all ranks.
+        group_ids: ``[N]`` int64.
+        eps: Added to the standard deviation, reward units.
+
+    Returns:
+        ``[N]`` advantages of the rewards' dtype, in standard deviations.
+
+    Source: arXiv:2508.08221 (Lite PPO).
+    """
+    check_grouped(rewards, group_ids)
+    centred = Groups.from_ids(group_ids).centre(rewards)
+    if rewards.numel() < 2:
+        return centred.to(rewards.dtype)
+    return (centred / (rewards.double().std() + eps)).to(rewards.dtype)
+
+
 def zero_spread_share(rewards: Tensor, group_ids: Tensor) -> float:
     """Return the share, in [0, 1], of groups whose rewards are all equal; 0 for no group at all.
 

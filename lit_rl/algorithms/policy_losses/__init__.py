@@ -12,9 +12,11 @@ from lit_rl.algorithms.policy_losses.dppo import binary_kl, dppo_loss
 from lit_rl.algorithms.policy_losses.dro import dro_loss
 from lit_rl.algorithms.policy_losses.gmpo import gmpo_loss
 from lit_rl.algorithms.policy_losses.gspo import gspo_loss
+from lit_rl.algorithms.policy_losses.m2po import m2po_loss, second_moment_mask
 from lit_rl.algorithms.policy_losses.ratio import log_ratio, probability_ratio
 from lit_rl.algorithms.policy_losses.reinforce import cispo_loss, reinforce_loss
 from lit_rl.algorithms.policy_losses.sapo import sapo_loss
+from lit_rl.algorithms.policy_losses.vespo import vespo_loss
 
 __all__ = [
     "binary_kl",
@@ -30,8 +32,11 @@ __all__ = [
     "gspo_loss",
     "kl_cov_loss",
     "log_ratio",
+    "m2po_loss",
     "probability_ratio",
     "reinforce_loss",
     "sapo_loss",
+    "second_moment_mask",
     "token_covariance",
+    "vespo_loss",
 ]

@@ -317,6 +317,8 @@ def test_a_class_tool_lives_over_the_turns_and_may_score():
     assert tool.events == [("create", 9), ("execute", 1), ("execute", 2), "release"]
     assert trajectory.reward == 3.0
     assert trajectory.reward_parts == {"tool_reward": 1.0, "tool_reward/count": 2.0}
+    # What is left of the reward, the tool's last word, belongs to the last turn.
+    assert trajectory.turn_rewards == [0.5, 0.5]
 
 
 def test_bad_tools_kwargs_name_the_row():

@@ -70,6 +70,10 @@ ESTIMATORS = {
     "max_rl": lambda rewards, ids, tokens: advantages.max_likelihood_relative(rewards, ids),
     "opo": lambda rewards, ids, tokens: advantages.optimal_reward_baseline(rewards, ids, tokens),
     "reinforce_plus_plus_baseline": advantages.reinforce_plus_plus_baseline,
+    "batch_scaled": lambda rewards, ids, tokens: advantages.batch_scaled_relative(rewards, ids),
+    "gdpo": lambda rewards, ids, tokens: advantages.decoupled_group_relative(
+        {"a": rewards, "b": -rewards / 2}, ids, tokens
+    ),
 }
 
 
@@ -106,6 +110,14 @@ def test_shuffling_permutes_and_dtype_and_inputs_stay(
 def test_reward_that_is_not_finite_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="rewards holds NaN or infinity"):
         ESTIMATORS[name](tensor([0.0, float("nan")]), torch.tensor([0, 0]), torch.tensor([1, 1]))
+
+
+def test_batch_scaled_advantages_share_one_spread() -> None:
+    result = advantages.batch_scaled_relative(tensor([1, 0, 4, 0]), torch.tensor([0, 0, 1, 1]))
+    # Rewards 1, 0, 4, 0: mean 1.25, sample variance (0.0625 + 1.5625 + 7.5625 + 1.5625) / 3.
+    spread = (10.75 / 3) ** 0.5
+    torch.testing.assert_close(result, tensor([0.5, -0.5, 2, -2]) / spread, atol=1e-5, rtol=0)
+    assert advantages.batch_scaled_relative(tensor([1]), torch.tensor([0])).tolist() == [0.0]
 
 
 def test_negative_rewards_and_bad_norm_are_refused() -> None:

@@ -213,7 +213,14 @@ LOSSES = {
     "dppo_tv": lambda lp, old, a, m: policy_losses.dppo_loss(lp, old, a),
     "dppo_kl": lambda lp, old, a, m: policy_losses.dppo_loss(lp, old, a, divergence="kl"),
     "decoupled": lambda lp, old, a, m: policy_losses.decoupled_policy_loss(lp, old, old, a, m),
+    "vespo": policy_losses.vespo_loss,
+    "m2po": policy_losses.m2po_loss,
+    "clip_cov": lambda lp, old, a, m: policy_losses.clip_cov_loss(
+        lp, old, a, m, generator=torch.Generator(), clip_cov_low=1e6, clip_cov_high=1e7
+    ),
+    "kl_cov": lambda lp, old, a, m: policy_losses.kl_cov_loss(lp, old, a, m, kl_coef=0.0),
 }
+CHOOSES_AMONG_ROWS = {"m2po"}
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -227,6 +234,10 @@ def test_rows_are_independent_padding_is_inert_and_dtype_stays(name: str) -> Non
 
     order = torch.tensor([2, 0, 3, 1])
     torch.testing.assert_close(LOSSES[name](logprobs[order], old[order], advantages[order], mask[order]), whole[order])
+
+    if name not in CHOOSES_AMONG_ROWS:
+        split = [LOSSES[name](logprobs[i], old[i], advantages[i], mask[i]) for i in (slice(0, 1), slice(1, 4))]
+        torch.testing.assert_close(torch.cat(split), whole)
 
     def pad(x: torch.Tensor, value: float = -5.0) -> torch.Tensor:
         return torch.nn.functional.pad(x, (0, 2), value=value)
@@ -255,3 +266,16 @@ def test_at_the_old_policy_every_loss_has_the_plain_policy_gradient(name: str) -
         return aggregate_loss(loss, mask, mode="seq-mean-token-mean", num_tokens=2, num_sequences=1)
 
     torch.testing.assert_close(gradient(total, old), row(-0.75, -0.75))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_only_the_log_probs_being_trained_have_a_gradient(name: str) -> None:
+    old, advantages = row(-1.0, -2.0, -1.5).requires_grad_(), row(1.5).requires_grad_()
+    logprobs = row(-1.1, -1.9, -1.5).requires_grad_()
+
+    LOSSES[name](logprobs, old, advantages, all_true(old)).sum().backward()
+
+    assert logprobs.grad is not None
+    assert logprobs.grad.abs().sum() > 0
+    assert old.grad is None or not old.grad.any()
+    assert advantages.grad is None or not advantages.grad.any()

@@ -29,6 +29,25 @@ def test_gae_golden_values_pass_over_the_observation() -> None:
     torch.testing.assert_close(whitened, row(1.049517, 0.614935, 0, -0.572257, -1.092195), atol=1e-5, rtol=0)
 
 
+def test_gae_takes_a_lambda_per_row() -> None:
+    rewards, values, mask = (tensor.repeat(3, 1) for tensor in (REWARDS, VALUES, MASK))
+    lam = torch.tensor([0.95, 0.0, 1.0], dtype=torch.float64)
+
+    estimates, _ = advantages.gae(rewards, values, mask, gamma=0.9, lam=lam)
+
+    for i, one in enumerate(lam.tolist()):
+        torch.testing.assert_close(estimates[i : i + 1], advantages.gae(REWARDS, VALUES, MASK, gamma=0.9, lam=one)[0])
+    with pytest.raises(ValueError, match=r"lam=1.5 is outside"):
+        advantages.gae(rewards, values, mask, lam=lam * 1.5)
+
+
+def test_lambda_grows_with_the_length_of_the_answer() -> None:
+    lam = advantages.length_adaptive_lambda(torch.tensor([0, 10, 40, 200]), alpha=0.05)
+    torch.testing.assert_close(lam, torch.tensor([0.0, 0.0, 0.5, 0.9]))
+    with pytest.raises(ValueError, match=r"alpha=0.0 must be above 0"):
+        advantages.length_adaptive_lambda(torch.tensor([1]), alpha=0.0)
+
+
 def test_gae_with_lambda_one_is_return_minus_value() -> None:
     estimates, returns = advantages.gae(row(0, 0, 1), row(0.5, 0.5, 0.5), bools(1, 1, 1), gamma=1.0, lam=1.0)
     torch.testing.assert_close(estimates, row(0.5, 0.5, 0.5))
@@ -143,7 +162,7 @@ def test_optimal_token_baseline_by_hand() -> None:
     mask = torch.tensor([[True, True, False], [True, True, False]])
     pi = torch.tensor([[0.5] * 3, [0.9] * 3], dtype=torch.float64)
     squares = torch.tensor([[0.5] * 3, [0.82] * 3], dtype=torch.float64)
-    estimates, returns = advantages.optimal_token_baseline(rewards, mask, torch.tensor([7, 7]), pi.log(), squares)
+    estimates, returns = advantages.optimal_token_baseline(rewards, mask, torch.tensor([0, 0]), pi.log(), squares)
     baseline = 0.5 / 0.52
     torch.testing.assert_close(returns[0], torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64))
     expected = torch.tensor([[1 - baseline, 1 - baseline, 0], [-baseline, -baseline, 0]], dtype=torch.float64)
@@ -170,3 +189,82 @@ def test_optimal_token_baseline_uses_importance_weights() -> None:
     )
     # Weights enter squared: baseline = 4 / 5.
     torch.testing.assert_close(estimates, torch.tensor([[0.2], [-0.8]], dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+def test_optimal_token_baseline_is_the_same_whatever_rank_holds_a_row() -> None:
+    generator = torch.Generator().manual_seed(5)
+    mask = torch.rand(6, 7, generator=generator) < 0.7
+    rewards = torch.randn(6, 7, generator=generator, dtype=torch.float64)
+    pi = torch.rand(6, 7, generator=generator, dtype=torch.float64) * 0.8 + 0.1
+    index = torch.tensor([0, 1, 0, 2, 1, 0])
+    whole, _ = advantages.optimal_token_baseline(rewards, mask, index, pi.log(), pi.square())
+
+    def on_rank(rows: list[int], exchange) -> torch.Tensor:
+        return advantages.optimal_token_baseline(
+            rewards[rows], mask[rows], index[rows], pi[rows].log(), pi[rows].square(), num_groups=3, num_steps=7,
+            sum_over_ranks=exchange,
+        )[0]  # fmt: skip
+
+    shares = [[0, 3, 4], [1, 2, 5]]
+    sums: list[torch.Tensor] = []
+    for rows in shares:  # what each rank would send
+        on_rank(rows, lambda own: (sums.append(own.clone()), own)[1])
+    for rows in shares:
+        torch.testing.assert_close(on_rank(rows, lambda own: sums[0] + sums[1]), whole[rows])
+
+
+def test_optimal_token_baseline_takes_a_trajectory_beside_empty_ones_for_a_single_one() -> None:
+    mask = torch.tensor([[True, True], [False, False]])
+    half = torch.full((2, 2), 0.5, dtype=torch.float64)
+    estimates, _ = advantages.optimal_token_baseline(half, mask, torch.tensor([0, 0]), half.log(), half)
+    assert not estimates.any()
+
+
+GROUPS = torch.tensor([0, 0, 1, 1, 1])
+PI = torch.rand(5, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * 0.8 + 0.1
+SCORES = torch.randn(5, 6, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+
+
+def whitened_turns(rewards: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    exists = advantages.turn_mask(mask, 3)
+    turn_rewards = torch.where(exists, rewards[:, :3].nan_to_num(), 0.0)
+    values = advantages.turn_returns(turn_rewards, exists, gamma=0.9)
+    return advantages.spread_turns(advantages.turn_relative(values, exists, GROUPS[rows]), mask)
+
+
+TOKEN_ESTIMATORS = {
+    "gae": lambda rewards, mask, rows: advantages.gae(
+        rewards, torch.nn.functional.pad(SCORES, (0, rewards.shape[1] - 6), value=3.0)[rows], mask, gamma=0.9, lam=0.8
+    )[0],
+    "reinforce_plus_plus": lambda rewards, mask, rows: advantages.reinforce_plus_plus(rewards, mask, gamma=0.9)[0],
+    "remax": lambda rewards, mask, rows: advantages.remax(rewards, SCORES[rows, 0], mask)[0],
+    "optimal_token_baseline": lambda rewards, mask, rows: advantages.optimal_token_baseline(
+        rewards,
+        mask,
+        GROUPS[rows],
+        torch.nn.functional.pad(PI, (0, rewards.shape[1] - 6), value=0.5)[rows].log(),
+        torch.nn.functional.pad(PI.square(), (0, rewards.shape[1] - 6), value=0.5)[rows],
+    )[0],
+    "turn_relative": whitened_turns,
+}
+
+
+@pytest.mark.parametrize("name", TOKEN_ESTIMATORS)
+def test_rows_permute_padding_is_inert_and_masked_rewards_do_not_count(name: str) -> None:
+    estimate, rows = TOKEN_ESTIMATORS[name], torch.arange(5)
+    mask = torch.tensor(
+        [[1, 1, 0, 1, 0, 0], [1, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0], [0, 1, 1, 0, 1, 0], [1] * 6]
+    ).bool()
+    rewards = torch.randn(5, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    whole = estimate(rewards, mask, rows)
+    assert whole[~mask].abs().max() == 0.0
+    assert whole[mask].abs().max() > 0.1
+
+    order = torch.tensor([3, 0, 4, 2, 1])
+    torch.testing.assert_close(estimate(rewards[order], mask[order], order), whole[order])
+
+    padded = estimate(torch.nn.functional.pad(rewards, (0, 3), value=7.0), torch.nn.functional.pad(mask, (0, 3)), rows)
+    torch.testing.assert_close(padded, torch.nn.functional.pad(whole, (0, 3)))
+
+    if name != "turn_relative":  # its rewards are per turn
+        torch.testing.assert_close(estimate(torch.where(mask, rewards, float("nan")), mask, rows), whole)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import lit_rl.models.token_logprobs as module
-from lit_rl.models.token_logprobs import token_logprobs
+from lit_rl.models.token_logprobs import sum_pi_squared, token_logprobs
 
 
 def plain(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -139,3 +139,16 @@ def test_temperature_zero_is_refused() -> None:
     hidden, weight, targets = inputs()
     with pytest.raises(ValueError, match=r"temperature=0\.0 must be above 0"):
         token_logprobs(hidden, weight, targets, temperature=0.0)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 8, 64])
+def test_squared_probabilities_are_summed_in_chunks(chunk_size: int) -> None:
+    hidden, weight, _ = inputs()
+
+    sums = sum_pi_squared(hidden, weight, 0.7, chunk_size)
+
+    expected = ((hidden @ weight.T) / 0.7).softmax(-1).square().sum(-1)
+    torch.testing.assert_close(sums, expected.detach())
+    assert not sums.requires_grad
+    uniform = sum_pi_squared(torch.zeros(3, 4), torch.randn(5, 4))
+    torch.testing.assert_close(uniform, torch.full((3,), 0.2))

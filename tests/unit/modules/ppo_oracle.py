@@ -41,6 +41,7 @@ def oracle_ppo(
     value_clip: float,
     clip: float = 0.2,
     mode: str = "token-mean",
+    loss_scale: float = 1.0,
     kl_coef: float = 0.0,
     reference: nn.Module | None = None,
 ) -> None:
@@ -60,7 +61,8 @@ def oracle_ppo(
     for step, indices in enumerate(mini_batches, start=1):
         actor.zero_grad()
         critic.zero_grad()
-        for i, weight in zip(indices, sequence_weights([trajectories[i] for i in indices], mode), strict=True):
+        weights = sequence_weights([trajectories[i] for i in indices], mode, loss_scale)
+        for i, weight in zip(indices, weights, strict=True):
             mask = torch.tensor(trajectories[i].loss_mask, dtype=torch.float64)
             ratio = (logprobs(actor, trajectories[i], 1.0) - old[i]).exp()
             surrogate = torch.minimum(ratio * advantages[i], ratio.clamp(1 - clip, 1 + clip) * advantages[i])

@@ -9,7 +9,21 @@ import pytest
 import torch
 
 from lit_rl import modules
-from lit_rl.modules import GPG, OPO, RLOO, DrGRPO, MaxRL, PassAtK, ReinforcePlusPlus, ReinforcePlusPlusBaseline, ReMax
+from lit_rl.modules import (
+    GDPO,
+    GPG,
+    OPO,
+    RLOO,
+    DrGRPO,
+    LitePPO,
+    MaxRL,
+    OptimalTokenBaseline,
+    PassAtK,
+    ReinforcePlusPlus,
+    ReinforcePlusPlusBaseline,
+    ReMax,
+    TurnGRPO,
+)  # fmt: skip
 from lit_rl.types import Trajectory
 
 # Rewards of group a: 1, 0, 0.5; of group b: 1, 1. Tokens: 2, 1, 3; 1, 2.
@@ -40,6 +54,8 @@ def experience(make_experience):
         # The sample standard deviation of group a is 0.5.
         (PassAtK("unused"), [1.0, 0.0, 0.0, 0.0, 0.0]),
         (DrGRPO("unused", loss_scale=4.0), [0.5, -0.5, 0.0, 0.0, 0.0]),
+        # All five rewards have mean 0.7 and sample variance 0.2.
+        (LitePPO("unused"), [0.5 / 0.2**0.5, -0.5 / 0.2**0.5, 0.0, 0.0, 0.0]),
         # Four of five rewards are not 0.
         (GPG("unused", norm=2.0), [0.5 * 1.25 / 2, -0.5 * 1.25 / 2, 0.0, 0.0, 0.0]),
     ],
@@ -99,9 +115,105 @@ def test_the_kl_penalty_is_taken_off_at_every_token_and_moves_its_coefficient(ex
     assert module.metrics.compute()["actor/reward_kl_penalty"] == pytest.approx(0.4)
 
 
+def test_gdpo_compares_every_reward_by_itself(experience):
+    module = GDPO("unused", reward_weights={"reward": 1.0, "short": 0.5})
+    module.sum_over_ranks = lambda values: values
+    for trajectory in experience.trajectories:
+        trajectory.reward_parts["short"] = 100.0 * (len(trajectory.response_ids) == 1)
+
+    advantages = module.compute_advantages(experience)
+
+    # Group a: rewards (1, -1, 0) in spreads of 0.5, form (-1, 2, -1) / 3 * 100 in spreads of 100 / sqrt(3). Group b:
+    # rewards equal, form (1, -1) / sqrt(2) in spreads.
+    form = torch.tensor([-1, 2, -1]) / 3 * 3**0.5
+    total = torch.cat([torch.tensor([1.0, -1.0, 0.0]) + 0.5 * form, torch.tensor([0.5, -0.5]) / 2**0.5])
+    tokens = total.repeat_interleave(torch.tensor(LENGTHS))
+    torch.testing.assert_close(advantages, (total - tokens.mean()) / tokens.std(), atol=1e-5, rtol=1e-4)
+
+
+def test_gdpo_names_a_reward_that_is_missing(experience):
+    module = GDPO("unused", reward_weights={"acc": 1.0})
+    module.sum_over_ranks = lambda values: values
+    experience.trajectories[0].reward_parts["acc"] = 1.0
+
+    with pytest.raises(
+        ValueError, match=r"reward_weights names 'acc', which 4 of 5 trajectories .* There are \['acc'\]"
+    ):
+        module.compute_advantages(experience)
+    with pytest.raises(ValueError, match=r"model\.reward_weights=None: GDPO needs a weight by name"):
+        GDPO("unused")
+    with pytest.raises(ValueError, match=r"model\.reward_weights\.acc=nan must be finite"):
+        GDPO("unused", reward_weights={"acc": float("nan")})
+
+
+@pytest.fixture
+def conversations(make_experience):
+    """Two turns of 2 and 1 tokens around a tool's answer, twice, and one turn of a third trajectory."""
+    masks = [[1, 1, 0, 1], [1, 1, 0, 1], [1]]
+    trajectories = [
+        Trajectory(
+            row_id="a", group_id="a", prompt_ids=[5], response_ids=[7] * len(mask), loss_mask=mask,
+            rollout_logprobs=[-1.0 * m for m in mask], policy_versions=[m - 1 for m in mask], reward=reward,
+            turn_rewards=earned,
+        )
+        for mask, reward, earned in zip(masks, [1.0, 0.5, 0.0], [[0.25], [0.5], []], strict=True)
+    ]  # fmt: skip
+    return make_experience(trajectories)
+
+
+def test_turn_grpo_judges_each_turn_against_the_same_turn_of_the_others(conversations):
+    module = TurnGRPO("unused", gamma=0.5, normalize_std=False)
+    module.sum_over_ranks = lambda values: values
+
+    advantages = module.compute_advantages(conversations)
+
+    # Last turns earn 0.75, 0 and 0; returns of the first turns are 0.25 + 0.375, 0.5 and 0, with mean 0.375.
+    expected = [[0.25, 0.25, 0.0, 0.375], [0.125, 0.125, 0.0, -0.375], [-0.375, 0.0, 0.0, 0.0]]
+    torch.testing.assert_close(advantages, torch.tensor(expected))
+
+
+def test_turn_grpo_with_one_turn_is_grpo(experience):
+    module = TurnGRPO("unused", gamma=0.3)
+    module.sum_over_ranks = lambda values: values
+
+    advantages = module.compute_advantages(experience)
+
+    torch.testing.assert_close(advantages[:, 0], torch.tensor([1.0, -1.0, 0.0, 0.0, 0.0]), atol=1e-5, rtol=0)
+
+
+def test_the_optimal_token_baseline_is_the_energy_weighted_mean_return(experience):
+    module = OptimalTokenBaseline("unused", gamma=0.5)
+    module.sum_over_ranks = lambda values: values
+    # Energies 1 - 2 e^-1 + s of the tokens: e with s = 2 e^-1 - 0.5, and twice that in the first trajectory.
+    squares = torch.full((5, 3), 2 / 2.718281828 - 0.5)
+    squares[0] += 0.5
+    experience.store("sum_pi_squared", range(5), squares)
+
+    advantages = module.compute_advantages(experience)
+
+    # Returns of group a: (0.5, 1), (0), (0.125, 0.25, 0.5). Running energies at step 0: 1, 0.5, 0.5; at step 1 the
+    # first and third have 2 and 1. The third token of the third trajectory is alone.
+    first, second = (0.5 + 0.0 + 0.0625) / 2, (2 * 1.0 + 0.25) / 3
+    expected = [[0.5 - first, 1 - second, 0], [-first, 0, 0], [0.125 - first, 0.25 - second, 0.5]]
+    torch.testing.assert_close(advantages[:3], torch.tensor(expected), atol=1e-5, rtol=0)
+
+
 # O23 (a)
 @pytest.mark.parametrize(
-    "name", ["GRPO", "RLOO", "OPO", "GPG", "MaxRL", "PassAtK", "ReinforcePlusPlusBaseline", "GSPO"]
+    "name",
+    [
+        "GRPO",
+        "RLOO",
+        "OPO",
+        "GPG",
+        "MaxRL",
+        "PassAtK",
+        "ReinforcePlusPlusBaseline",
+        "GSPO",
+        "DRO",
+        "LitePPO",
+        "TurnGRPO",
+    ],
 )
 def test_a_group_baseline_warns_of_groups_of_one(name, caplog):
     assert f"data.group_size=1: every advantage is 0 and the policy learns nothing from its rewards, since {name}" in (
@@ -115,7 +227,7 @@ def test_methods_without_a_group_take_groups_of_one(name, caplog):
 
 
 def warnings_at_start(module, caplog):
-    module.trainer = SimpleNamespace(current_epoch=0, datamodule=SimpleNamespace(group_size=1))
+    module.trainer = SimpleNamespace(current_epoch=0, datamodule=SimpleNamespace(group_size=1), strategy=None)
     with caplog.at_level(logging.WARNING, logger="lit_rl"):
         module.setup("fit")
     return caplog.text

@@ -8,7 +8,22 @@ import pytest
 import torch
 from method_fakes import micro_batch
 
-from lit_rl.modules import CISPO, DAPO, DPPO, GMPO, GPG, GSPO, SAPO, ClipCov, DecoupledPPO, KLCov
+from lit_rl.modules import (
+    CISPO,
+    DAPO,
+    DPPO,
+    DRO,
+    GMPO,
+    GPG,
+    GSPO,
+    LUSPO,
+    M2PO,
+    SAPO,
+    VESPO,
+    ClipCov,
+    DecoupledPPO,
+    KLCov,
+)
 
 UP, DOWN = math.log(1.5), math.log(0.5)  # ratios of 1.5 and 0.5
 
@@ -73,6 +88,50 @@ def test_gpg_has_no_ratio():
     torch.testing.assert_close(loss, torch.tensor([[0.5, 1.0]]))
 
 
+def test_dro_pulls_back_by_the_squared_log_ratio():
+    logprobs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
+    loss = DRO("unused", beta=0.5).policy_loss(logprobs, micro_batch([[-1.4, -2.0]], [0.25]))
+    loss.sum().backward()
+
+    # -(A logprob) + 0.25 * 0.4^2, and its gradient -A + beta * log r.
+    torch.testing.assert_close(loss.detach(), torch.tensor([[0.25 + 0.04, 0.5]]))
+    torch.testing.assert_close(logprobs.grad, torch.tensor([[-0.25 + 0.5 * 0.4, -0.25]]))
+
+
+def test_luspo_weighs_gspos_sequences_by_their_length():
+    module = LUSPO("unused", clip_ratio_low=0.2, clip_ratio_high=0.2)
+    batch = micro_batch([[0.0, 0.0, 0.0]], [1.0], mask=[[1, 1, 0]])
+
+    torch.testing.assert_close(loss_of(module, [[0.1, 0.1, 5.0]], batch)[0, :2], torch.tensor([-math.exp(0.1)] * 2))
+    assert module.loss_agg_mode == "seq-mean-token-sum"
+
+
+def test_vespo_fades_by_the_ratio_of_the_whole_sequence():
+    # W = exp(0.2 - 0.1 + nothing from the masked token); phi = e^lambda W^k e^(-lambda W).
+    logprobs = torch.tensor([[-1.0, -2.0, 0.0]] * 2, requires_grad=True)
+    batch = micro_batch([[-1.2, -1.9, -9.0]] * 2, [1.0, -1.0], mask=[[1, 1, 0]] * 2)
+    VESPO("unused").policy_loss(logprobs, batch).sum().backward()
+    w = math.exp(0.1)
+    up, down = math.exp(3 + 2 * 0.1 - 3 * w), math.exp(2 + 3 * 0.1 - 2 * w)
+
+    torch.testing.assert_close(logprobs.grad[:, :2], torch.tensor([[-up, -up], [down, down]]))
+    on_policy = VESPO("unused").policy_loss(torch.tensor([[-1.2]]), micro_batch([[-1.2]], [2.0]))
+    torch.testing.assert_close(on_policy, torch.tensor([[2.4]]))
+
+
+def test_m2po_drops_the_furthest_tokens_until_the_second_moment_is_small():
+    # Squared log-ratios 0.01, 0.09, 0.64 and a masked one; means of the smallest one, two, three: 0.01, 0.05, 0.2467.
+    batch = micro_batch([[0.0, 0.0, 0.0, 0.0]], [2.0], mask=[[1, 1, 1, 0]])
+    loss = loss_of(M2PO("unused", m2_threshold=0.06), [[-0.1, 0.3, -0.8, 5.0]], batch)
+
+    torch.testing.assert_close(loss, torch.tensor([[-2 * math.exp(-0.1), -2 * math.exp(0.3), 0.0, 0.0]]))
+    everything = loss_of(M2PO("unused", m2_threshold=0.25), [[-0.1, 0.3, -0.8, 5.0]], batch)
+    assert (everything != 0).tolist() == [[True, True, True, False]]
+    nothing = loss_of(M2PO("unused", m2_threshold=0.005), [[-0.1, 0.3, -0.8, 5.0]], batch)
+    assert not nothing.any()
+    assert M2PO("unused").weighs_every_token
+
+
 def test_kl_cov_holds_the_token_of_highest_covariance():
     # Covariance is largest at the last token of the first row: likely, and of high advantage.
     batch = micro_batch([[-2.0, -0.5], [-1.0, -1.0]], [1.0, -1.0])
@@ -119,6 +178,10 @@ def test_decoupled_ppo_weighs_the_clipped_loss_and_always_scores_old_log_probs(m
         (DAPO, {"clip_ratio_c": 1.0}, r"model\.clip_ratio_c=1\.0 must be above 1"),
         (ClipCov, {"clip_cov_low": 6.0}, r"model\.clip_cov_high=5\.0 must be above 6"),
         (DPPO, {"divergence": "js"}, r"model\.divergence='js' must be one of tv, kl"),
+        (DRO, {"beta": 0.0}, r"model\.beta=0\.0 must be above 0"),
+        (VESPO, {"lambda_negative": 0.0}, r"model\.lambda_negative=0\.0 must be above 0"),
+        (VESPO, {"k_positive": -1.0}, r"model\.k_positive=-1\.0 must be at least 0"),
+        (M2PO, {"m2_threshold": float("nan")}, r"model\.m2_threshold=nan must be above 0, and finite"),
         (GPG, {"loss_agg_mode": "mean"}, r"model\.loss_agg_mode='mean' must be one of token-mean"),
     ],
 )

@@ -10,7 +10,7 @@ from ppo_oracle import ValueModel, oracle_ppo
 from transformers import AutoModelForCausalLM
 
 from lit_rl.models import Critic, load_causal_lm
-from lit_rl.modules import PPO
+from lit_rl.modules import PPO, VAPO, OptimalTokenBaseline
 
 LR, CRITIC_LR = 1e-3, 2e-3
 EPS = 1e-3  # see test_update_against_oracle.py
@@ -38,6 +38,10 @@ def assert_same(network, expected, start, tolerance):
         ("token-mean", 1, 1, 400, True, 0.0),
         ("token-mean", 2, 1, 40, True, 0.5),
         ("seq-mean-token-mean", 2, 2, 48, False, 0.0),
+        ("seq-mean-token-sum", 2, 1, 60, True, 0.0),
+        ("seq-mean-token-sum-norm", 2, 1, 60, False, 0.0),
+        ("prompt-mean", 2, 1, 60, True, 0.0),
+        ("token-sum", 1, 2, 60, True, 0.0),
     ],
 )
 def test_the_joint_update_equals_the_float64_oracle(
@@ -54,11 +58,12 @@ def test_the_joint_update_equals_the_float64_oracle(
     starts = [{n: p.detach().clone() for n, p in m.named_parameters()} for m in (actor, critic)]
     module = PPO(
         tiny_model_folder, actor_lr=LR, critic_lr=CRITIC_LR, adam_eps=EPS, gamma=0.9, lam=0.8, value_clip=0.01,
-        loss_agg_mode=mode, clip_ratio_c=None, kl_reward_coef=kl_coef,
+        loss_agg_mode=mode, loss_scale=14.0, clip_ratio_c=None, kl_reward_coef=kl_coef,
     )  # fmt: skip
     oracle_ppo(
         actor, critic, trajectories, mini_batches_of(experience), lr=LR, critic_lr=CRITIC_LR, eps=EPS, gamma=0.9,
-        lam=0.8, value_clip=0.01, mode=mode, kl_coef=kl_coef, reference=double(tiny_model_folder) if kl_coef else None,
+        lam=0.8, value_clip=0.01, mode=mode, loss_scale=14.0, kl_coef=kl_coef,
+        reference=double(tiny_model_folder) if kl_coef else None,
     )  # fmt: skip
 
     fit(module, [experience])
@@ -172,7 +177,53 @@ def test_options_out_of_range_name_the_option(tiny_model_folder):
         ({"lam": 1.5}, r"model\.lam=1\.5 must be at least 0 and at most 1"),
         ({"critic_lr": 0.0}, r"model\.critic_lr=0\.0 must be above 0"),
         ({"value_clip": -1.0}, r"model\.value_clip=-1\.0 must be above 0"),
+        ({"critic_max_grad_norm": 0.0}, r"model\.critic_max_grad_norm=0\.0 must be above 0"),
         ({"rollout_correction": "tis"}, r"model\.rollout_correction='tis' must be one of off, token-tis"),
     ]:
         with pytest.raises(ValueError, match=message):
             PPO(tiny_model_folder, **options)
+
+
+def test_vapo_has_a_lambda_of_its_own_for_the_critic_and_for_every_length():
+    module = VAPO("unused", alpha=0.5, critic_lam=1.0, gamma=1.0)
+    rewards = torch.tensor([[0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0]])
+    values = torch.full((2, 4), 0.5)
+    mask = torch.tensor([[True] * 4, [True, False, False, False]])
+
+    advantages, returns = module.estimate(rewards, values, mask)
+
+    # Four tokens: lambda 1 - 1 / 2, differences (0, 0, 0, 0.5). One token: lambda 0.
+    torch.testing.assert_close(advantages, torch.tensor([[0.0625, 0.125, 0.25, 0.5], [0.5, 0.0, 0.0, 0.0]]))
+    torch.testing.assert_close(returns, torch.tensor([[1.0] * 4, [1.0, 0.0, 0.0, 0.0]]))
+
+
+def test_vapo_adds_the_mean_likelihood_of_right_answers(tiny_model_folder, make_trajectories, make_experience, fit):
+    """The same weights from one micro-batch and from many, and others than without the term."""
+    gradients = []
+    for max_tokens, nll_coef in ((1000, 0.5), (40, 0.5), (1000, 0.0)):
+        recorder = IterationRecorder()
+        experience = make_experience(make_trajectories(), max_tokens=max_tokens, share_prompts=False)
+        module = VAPO(tiny_model_folder, actor_lr=LR, alpha=0.5, nll_coef=nll_coef, max_grad_norm=1e9)
+        fit(module, [experience], callbacks=[recorder])
+        gradients.append(recorder.gradients[0])
+
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, atol=2e-6, rtol=1e-4)
+    assert any(not torch.allclose(gradients[2][name], gradient, atol=1e-3) for name, gradient in gradients[0].items())
+
+
+def test_the_optimal_token_baseline_scores_squared_probabilities(
+    tiny_model_folder, make_trajectories, make_experience, fit
+):
+    trajectories = make_trajectories()
+    experience = make_experience(trajectories, temperature=0.7, max_tokens=60)
+    network = double(tiny_model_folder)
+
+    fit(OptimalTokenBaseline(tiny_model_folder, actor_lr=LR), [experience])
+
+    assert experience.columns["sum_pi_squared"][0].numel()
+    for trajectory, squares in zip(experience.trajectories, experience.columns["sum_pi_squared"], strict=True):
+        ids = torch.tensor([trajectory.prompt_ids + trajectory.response_ids])
+        table = (network(ids).logits[0, len(trajectory.prompt_ids) - 1 : -1] / 0.7).softmax(-1)
+        sampled = torch.tensor(trajectory.loss_mask, dtype=torch.bool)
+        torch.testing.assert_close(squares[sampled].double(), table.square().sum(-1)[sampled], atol=1e-6, rtol=1e-4)

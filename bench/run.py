@@ -22,7 +22,7 @@ from pathlib import Path
 GROUPS: dict[str, tuple[str, ...]] = {
     "algorithms": ("bench_algorithms",),
     "logprobs": ("bench_logprobs",),
-    "engine": ("bench_planner", "bench_update"),
+    "engine": ("bench_planner", "bench_update", "bench_scatter"),
     "agents": ("bench_agents", "bench_tools", "bench_balancer"),
     "iteration": ("bench_iteration",),
     "search": ("bench_search",),

@@ -22,16 +22,10 @@ from lit_rl.experience.batch import Experience
 from lit_rl.experience.collector import Collector
 from lit_rl.experience.data_module import RunDataModule
 from lit_rl.experience.evaluation import EvaluationBatch, EvaluationLoader
+from lit_rl.experience.exchange import ShareExchange, exchange_of_rank, exchange_of_rank_zero
 from lit_rl.experience.loader import ExperienceLoader
-from lit_rl.experience.mailbox import (
-    CollectiveExchange,
-    MailboxExchange,
-    MailboxReceiver,
-    ShareExchange,
-    SoloExchange,
-    rank_zero_lost,
-)
 from lit_rl.experience.option_checks import check_at_least, check_sampling
+from lit_rl.experience.rank_zero import rank_zero_lost, wait_for_end
 from lit_rl.experience.recording import RECORDING, ReplayedRollouts, TrajectoryRecorder, rollout_settings
 from lit_rl.experience.share import ExperienceShare, PlanSettings, Rollout
 from lit_rl.models.loading import load_tokenizer, max_positions, resolve_model
@@ -231,6 +225,8 @@ class RolloutDataModule(RunDataModule):
     def on_exception(self, exception: BaseException) -> None:
         """Stop everything: Lightning calls no `teardown` after an exception (2.6)."""
         self._stop()
+        if self.rank > 0 and isinstance(exception, KeyboardInterrupt | SystemExit):
+            wait_for_end(self._rank_zero)  # it was interrupted too, and has more to stop
 
     # What callbacks use.
 
@@ -440,32 +436,24 @@ class RolloutDataModule(RunDataModule):
 
     def _join_ranks(self) -> None:
         """Give every rank its end of the exchange, and the data sources it will be asked to evaluate."""
-        own = {name: sorted({row.data_source for row in rows}) for name, rows in self._rows.items()}
-        address = self._runtime.address if self._runtime is not None else ""
-        namespace = self._runtime.namespace if self._runtime is not None else ""
-        if self._exchange is None and self.rank == 0:
-            self._exchange = self._rank_zero_exchange()
+        sources = {name: sorted({row.data_source for row in rows}) for name, rows in self._rows.items()}
+        place = ("", "")
+        if self.rank == 0:
+            place = (self.runtime.address, self.runtime.namespace)
+            if self._exchange is None:
+                self._exchange = exchange_of_rank_zero(self.runtime, self.world_size, self._rank_zero)
         try:
-            self._data_sources, address, namespace = self._broadcast((own, address, namespace))
+            self._data_sources, (address, namespace) = self._broadcast((sources, place))
         except RuntimeError as error:
+            if self.rank == 0:
+                raise  # another rank has ended
             raise rank_zero_lost("the rollout side to start", self.rank, self._rank_zero, error) from error
-        if self._exchange is not None:
-            return
-        if self.backend == "inline":
-            self._exchange = CollectiveExchange(self.rank, self._rank_zero)
-            return
-        self._runtime = Runtime(backend="ray", verbose=self.verbose, address=address, namespace=namespace)
-        self._runtime.start()
-        # Each round of dynamic sampling is a rollout of its own.
-        longest_s = (1 + self.dynamic_sampling_rounds) * self.rollout_timeout_s + 60.0
-        self._exchange = MailboxReceiver(self._runtime, self.rank, self._rank_zero, longest_s)
-
-    def _rank_zero_exchange(self) -> ShareExchange:
-        if self.world_size == 1:
-            return SoloExchange()
-        if self.backend == "inline":
-            return CollectiveExchange(0, self._rank_zero)
-        return MailboxExchange(self.runtime)
+        if self._exchange is None:
+            backend: Any = self.backend
+            self._runtime = Runtime(backend, verbose=self.verbose, address=address, namespace=namespace)
+            # Each round of dynamic sampling is a rollout of its own.
+            longest_s = (1 + self.dynamic_sampling_rounds) * self.rollout_timeout_s + 60.0
+            self._exchange = exchange_of_rank(self._runtime, self.rank, self._rank_zero, longest_s)
 
     def _broadcast(self, value: T) -> T:
         """Rank 0's value."""

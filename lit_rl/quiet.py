@@ -69,4 +69,6 @@ def configure_logging(verbose: bool) -> None:
         transformers.utils.logging.set_verbosity_error()
     for pattern in _QUIET_WARNINGS:
         warnings.filterwarnings("ignore", message=pattern)
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(ray|vllm|transformers)(\..*)?$")
+    warnings.filterwarnings(
+        "ignore", category=FutureWarning, module=r"(ray|vllm|transformers|torch\.distributed)(\..*)?$"
+    )

@@ -23,6 +23,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
 from lit_rl.callbacks.checkpoint_files import (
     PARTIAL,
@@ -228,7 +229,7 @@ class IterationCheckpoint(ModelCheckpoint):
                 flush(aside)
                 replace_checkpoint(aside, target)
                 flush(target.parent)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, CheckpointException) as error:
             if trainer.is_global_zero:
                 remove(aside)
             last = last_checkpoint(target.parent)

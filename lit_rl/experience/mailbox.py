@@ -1,11 +1,10 @@
 """How what rank 0 has collected reaches the ranks that learn from it.
 
-Position in the flow: collector (rank 0) -> shares -> **exchange** -> loader of each rank. With Ray, rank 0 puts one
-object per rank into the object store and posts the references to a named `ExperienceMailbox`; each rank takes its own.
-References travel inside lists, so that they stay references, and never through ``torch.distributed``: a plain pickle of
-one cannot be fetched elsewhere, and a cloudpickled one pins its object for the life of the process (design D7). While
-rank 0 collects, the others wait on the mailbox and not in a collective, so no process-group timeout limits a rollout.
-Without Ray the shares go through ``scatter_object_list``.
+The exchange of runs on Ray: rank 0 puts one object per rank into the object store and posts the references to a named
+`ExperienceMailbox`; each rank takes its own. References travel inside lists, so that they stay references, and never
+through ``torch.distributed``: a plain pickle of one cannot be fetched elsewhere, and a cloudpickled one pins its object
+for the life of the process (design D7). While rank 0 collects, the others wait on the mailbox and not in a collective,
+so no process-group timeout limits a rollout.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
-
-import torch
+from typing import Any
 
 from lit_rl.cluster import (
     ProcessIdentity,
@@ -28,75 +25,16 @@ from lit_rl.cluster import (
     find_worker,
     put_object,
 )
+from lit_rl.experience.rank_zero import rank_zero_lost
 
 MAILBOX = "experience-mailbox"
 _BEAT_S = 5.0
 _SILENCE_S = 60.0
 """How long rank 0's process may be silent. Its heart beats in a thread of its own, whatever the main thread does."""
 _WAIT_S = 10.0
+_LOOK_S = 1.0
 _ANSWER_S = 60.0
 """Longest answer of the mailbox, beyond the time it was asked to wait."""
-_RANK_0_ENDS_S = 60.0
-
-
-class RankZeroLost(RuntimeError):
-    """Rank 0 has ended, or stopped answering, while this rank waited for it."""
-
-
-class ShareExchange(Protocol):
-    """Brings each rank its part of what rank 0 makes. Every rank calls it, in the same order."""
-
-    def scatter(self, what: str, make: Callable[[], Iterable[Any]]) -> Any:
-        """Return this rank's part.
-
-        Args:
-            what: What is made, as it should read after "while it waited for ".
-            make: Called on rank 0 alone; returns one part per rank.
-
-        Raises:
-            RankZeroLost: On another rank, if rank 0 has ended meanwhile.
-        """
-
-    def close(self) -> None:
-        """End what the exchange has started. Idempotent."""
-
-
-class SoloExchange:
-    """One rank: nothing to exchange."""
-
-    def scatter(self, what: str, make: Callable[[], Iterable[Any]]) -> Any:
-        """Return the only part."""
-        (part,) = make()
-        return part
-
-    def close(self) -> None:
-        """Nothing to end."""
-
-
-class CollectiveExchange:
-    """Through ``scatter_object_list``: for the inline backend. The process group's timeout limits a rollout.
-
-    Args:
-        rank: This rank.
-        rank_zero: Rank 0's process.
-    """
-
-    def __init__(self, rank: int, rank_zero: ProcessIdentity) -> None:
-        self.rank = rank
-        self.rank_zero = rank_zero
-
-    def scatter(self, what: str, make: Callable[[], Iterable[Any]]) -> Any:
-        """See `ShareExchange`."""
-        parts = list(make()) if self.rank == 0 else None
-        received: list[Any] = [None]
-        try:
-            torch.distributed.scatter_object_list(received, parts, src=0)
-        except RuntimeError as error:
-            raise rank_zero_lost(what, self.rank, self.rank_zero, error) from error
-        return received[0] if parts is None else parts[0]
-
-    def close(self) -> None:
-        """Nothing to end."""
 
 
 class ExperienceMailbox:
@@ -206,24 +144,21 @@ class MailboxReceiver:
     async def _take(self, what: str) -> Any:
         while True:
             try:
-                refs, silent_s = await self._mailbox.call(
-                    "take", self._number, self.rank, _WAIT_S, timeout_s=_WAIT_S + _ANSWER_S
-                )
+                refs, silent_s = await self._ask()
                 if refs is not None:
                     return await fetch_object(refs[0], timeout_s=_ANSWER_S, what=what)
             except (WorkerDied, TimeoutError) as error:
                 raise await asyncio.to_thread(rank_zero_lost, what, self.rank, self.rank_zero, error) from error
-            if silent_s > _SILENCE_S or not self.rank_zero.may_live():
+            if silent_s > _SILENCE_S:
                 raise rank_zero_lost(what, self.rank, self.rank_zero, f"not heard of for {silent_s:.0f} s")
 
-
-def rank_zero_lost(what: str, rank: int, rank_zero: ProcessIdentity, cause: object) -> RankZeroLost:
-    """Return the error for a rank whose rank 0 has gone, once rank 0 has had the time to say why.
-
-    Lightning's launcher kills rank 0 when another rank ends with an error (2.6), which would cut its message short.
-    """
-    deadline = time.monotonic() + _RANK_0_ENDS_S
-    process = rank_zero.find()
-    while process is not None and rank_zero.may_live() and time.monotonic() < deadline:
-        time.sleep(0.25)
-    return RankZeroLost(f"Rank 0 ended while rank {rank} waited for {what}: its own error says why ({cause}).")
+    async def _ask(self) -> tuple[list[Any] | None, float]:
+        """Ask the mailbox; without its answer if rank 0 has been killed, which takes its Ray along."""
+        answer = asyncio.ensure_future(
+            self._mailbox.call("take", self._number, self.rank, _WAIT_S, timeout_s=_WAIT_S + _ANSWER_S)
+        )
+        while not (await asyncio.wait({answer}, timeout=_LOOK_S))[0]:
+            if not self.rank_zero.may_live():
+                answer.cancel()
+                raise WorkerDied("rank 0")
+        return answer.result()

@@ -72,6 +72,9 @@ class DeepSpeedStrategy(LightningDeepSpeedStrategy):
             timeout=timeout,
             exclude_frozen_parameters=True,
         )
+        assert isinstance(self.config, dict)
+        # An offloaded optimizer would have to be DeepSpeed's own, which is compiled when it is first used.
+        self.config.setdefault("zero_force_ds_cpu_optimizer", False)
 
     @property
     def parallel_devices(self) -> Any:

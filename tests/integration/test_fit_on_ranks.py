@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,55 @@ def test_two_ddp_ranks_learn_what_one_does(lit_rl, tmp_path: Path) -> None:
     assert both.left_over(10.0) == []
 
 
+def test_an_error_of_rank_0_ends_both_ranks_and_is_the_one_that_is_told(lit_rl, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(
+        "def compute_score(solution_str, ground_truth):\n    raise OSError('no scale')\n"
+    )
+    recipe = write_recipe(
+        tmp_path,
+        **TWO_RANKS,
+        data__init_args__val_data=None,
+        data__init_args__rewards={"function": str(tmp_path / "broken.py"), "num_workers": 1},
+    )
+    run = lit_rl("fit", "--config", recipe)
+
+    assert run.wait(240) != 0
+    assert "OSError: no scale" in run.stderr
+    assert run.left_over(90.0) == []
+    assert "Rank 0 ended while rank 1 waited for iteration 0: its own error says why" in run.stderr
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"class_path": "lit_rl.strategies.FSDP2Strategy"},
+        pytest.param(
+            {"class_path": "lit_rl.strategies.DeepSpeedStrategy", "init_args": {"stage": 3}}, marks=pytest.mark.slow
+        ),
+    ],
+    ids=lambda strategy: strategy["class_path"].rpartition(".")[2],
+)
+def test_shards_reach_the_replicas_whole_and_their_checkpoint_scores_as_it_did(lit_rl, tmp_path, strategy) -> None:
+    if "DeepSpeed" in strategy["class_path"]:
+        pytest.importorskip("deepspeed")
+    recipe = write_recipe(tmp_path, **(TWO_RANKS | {"trainer__strategy": strategy}))
+    fitted = lit_rl("fit", "--config", recipe)
+    assert fitted.wait(240) == 0, fitted.stderr
+
+    run = the_run_folder(tmp_path)
+    rows = rows_of(run)
+    # The engine holds the trainer's weights, version after version.
+    assert max(float(row["rollout_corr/logprob_gap_max"]) for row in rows if row["iteration"]) < 1e-3
+    assert {line["policy_version_min"] for line in trajectories_of(run, "iteration_00001")} == {1}
+    assert fitted.left_over(10.0) == []
+
+    scored = lit_rl("validate", "--config", str(run / "config.yaml"), "--ckpt_path", str(run))
+    assert scored.wait(240) == 0, scored.stderr
+    again = next(path for path in (tmp_path / "runs/tiny").iterdir() if path != run)
+    expected, found = (trajectories_of(one, name) for one, name in ((run, "validation_00002"), (again, "validation")))
+    assert [line["output"] for line in found] == [line["output"] for line in expected]
+
+
 def test_two_ranks_over_ray_end_with_rank_0(lit_rl, tmp_path: Path) -> None:
     run = start_over_ray(lit_rl, tmp_path, trainer__max_epochs=1000)
     follower = rank_1(run)
@@ -64,6 +115,7 @@ def test_two_ranks_over_ray_end_with_rank_0(lit_rl, tmp_path: Path) -> None:
     assert run.left_over(30.0) == []
 
 
+@pytest.mark.slow
 def test_rank_0_ends_with_rank_1(lit_rl, tmp_path: Path) -> None:
     run = start_over_ray(lit_rl, tmp_path, trainer__max_epochs=1000)
     follower = rank_1(run)
@@ -74,6 +126,22 @@ def test_rank_0_ends_with_rank_1(lit_rl, tmp_path: Path) -> None:
     follower.kill()
 
     assert run.process.wait(150) != 0
+    assert run.left_over(30.0) == []
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_both_ranks_and_says_how_to_go_on(lit_rl, tmp_path: Path) -> None:
+    run = start_over_ray(lit_rl, tmp_path, trainer__max_epochs=1000)
+    run.wait_for(lambda: list((tmp_path / "runs/tiny").glob("*")), 240, "the run's folder")
+    folder = the_run_folder(tmp_path)
+    run.wait_for(lambda: len(list(folder.glob("checkpoints/iteration_*.ckpt"))) > 0, 240, "a checkpoint")
+    run.look()
+
+    os.killpg(run.process.pid, signal.SIGINT)
+
+    assert run.wait(120) == 130, run.stderr
+    assert "Interrupted" in run.stderr
+    assert "Resume with: lit-rl fit" in run.stderr
     assert run.left_over(30.0) == []
 
 

@@ -59,3 +59,13 @@ def test_an_unsupported_strategy_is_refused_before_an_engine_starts() -> None:
 
     with pytest.raises(ValueError, match="starts its ranks with 'spawn'.*trainer.strategy=ddp"):
         data.setup("fit")
+
+
+def test_a_checkpoint_of_another_strategy_is_refused_before_an_engine_starts(tmp_path) -> None:
+    data = RolloutDataModule("bundled/tiny-random", ROWS, backend="inline")
+    data.trainer = L.Trainer(accelerator="cpu", devices=1, logger=False, enable_progress_bar=False)
+    (tmp_path / "latest").touch()
+    data.trainer.ckpt_path = str(tmp_path)
+
+    with pytest.raises(ValueError, match=r"written by DeepSpeedStrategy.*trainer\.strategy is SingleDeviceStrategy"):
+        data.setup("fit")

@@ -12,8 +12,10 @@ import psutil
 import pytest
 
 from lit_rl.cluster import ProcessIdentity
-from lit_rl.experience import mailbox
-from lit_rl.experience.mailbox import CollectiveExchange, ExperienceMailbox, RankZeroLost, SoloExchange, rank_zero_lost
+from lit_rl.experience import rank_zero
+from lit_rl.experience.exchange import CollectiveExchange, SoloExchange
+from lit_rl.experience.mailbox import ExperienceMailbox
+from lit_rl.experience.rank_zero import RankZeroLost, rank_zero_lost
 
 
 def test_ranks_take_their_own_and_each_post_drops_the_one_before() -> None:
@@ -55,7 +57,7 @@ def test_a_rank_waits_for_rank_0_to_say_why_it_ended(monkeypatch: pytest.MonkeyP
     seen = psutil.Process(process.pid)
     identity = ProcessIdentity(ProcessIdentity.current().host, process.pid, seen.create_time())
     assert identity.may_live()
-    monkeypatch.setattr(mailbox, "_RANK_0_ENDS_S", 0.5)
+    monkeypatch.setattr(rank_zero, "_RANK_0_ENDS_S", 0.5)
 
     error = rank_zero_lost("iteration 3", 2, identity, "the mailbox died")
     assert identity.may_live()  # it gave up waiting, and says so all the same
@@ -77,6 +79,6 @@ def test_a_broken_collective_is_told_as_the_loss_of_rank_0(monkeypatch: pytest.M
         raise RuntimeError("Connection closed by peer")
 
     monkeypatch.setattr("torch.distributed.scatter_object_list", scatter)
-    monkeypatch.setattr(mailbox, "_RANK_0_ENDS_S", 0.0)
+    monkeypatch.setattr(rank_zero, "_RANK_0_ENDS_S", 0.0)
     with pytest.raises(RankZeroLost, match="waited for iteration 0.*Connection closed by peer"):
         CollectiveExchange(1, ProcessIdentity.current()).scatter("iteration 0", list)

@@ -84,3 +84,21 @@ def test_no_graph_is_kept() -> None:
 
     assert not metrics._sums["loss"].requires_grad
     assert not metrics._maxima["norm"].requires_grad
+
+
+def test_means_are_over_all_ranks_and_counts_are_of_what_they_do_together() -> None:
+    ranks = [PolicyMetrics(), PolicyMetrics()]
+    for rank, (value, weight) in zip(ranks, ((1.0, 3.0), (5.0, 1.0)), strict=True):
+        rank.mean("entropy", value, weight)
+        rank.maximum("gap", value)
+        rank.count("skipped")
+    ranks[1].mean("only here", 2.0)
+    reports: list = []
+    ranks[0].compute(lambda own: reports.append(own) or [own])
+
+    assert ranks[1].compute(lambda own: [*reports, own]) == {
+        "entropy": 2.0,  # (3 x 1 + 1 x 5) / 4
+        "only here": 2.0,
+        "gap": 5.0,
+        "skipped": 1.0,
+    }

@@ -223,6 +223,22 @@ class RolloutDataModule(L.LightningDataModule):
         """All trajectories of the last iteration, failed ones included."""
         return [] if self._collector is None else self._collector.last_trajectories
 
+    def probe_sequences(self, num: int, max_tokens: int) -> list[list[int]]:
+        """Up to ``num`` short sequences of token ids to compare engine and trainer on.
+
+        The ends of the last iteration's trajectories, from different prompts where there are as many; before the first
+        rollout the texts of the first rows.
+        """
+        trajectories = self.last_trajectories
+        if trajectories:
+            chosen = trajectories[:: max(1, len(trajectories) // num)]
+            sequences = [[*trajectory.prompt_ids, *trajectory.response_ids] for trajectory in chosen]
+        else:
+            rows = next((rows[:num] for rows in self._rows.values() if rows), [])
+            texts = (" ".join(str(message.get("content", "")) for message in row.messages) for row in rows)
+            sequences = [list(self._tokenizer(text)["input_ids"]) for text in texts]
+        return [ids[-max_tokens:] for ids in sequences if len(ids) > 1][:num]
+
     def decode(self, token_ids: list[int]) -> str:
         """Text of token ids, special tokens included."""
         return str(self._tokenizer.decode(token_ids))

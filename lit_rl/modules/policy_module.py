@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,6 +20,7 @@ from lit_rl.experience.evaluation import EvaluationBatch
 from lit_rl.metrics.evaluation import evaluation_metrics
 from lit_rl.models import Actor, Reference, load_causal_lm
 from lit_rl.models.actor import TokenScores
+from lit_rl.models.packing import PackedSequences, pack
 from lit_rl.modules.option_ranges import check_optimizer_options
 from lit_rl.types import Trajectory
 
@@ -197,11 +199,31 @@ class PolicyModule(L.LightningModule):
 
     def forward_actor(self, batch: MicroBatch, *, with_entropy: bool) -> TokenScores:
         """Score a micro-batch with the actor, or with its bfloat16 copy."""
+        return self._score_packed(batch.packed, batch.temperature, with_entropy)
+
+    @torch.no_grad()
+    def sequence_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Log-probs, at temperature 1, of every token but the first of each sequence of ids, in nats.
+
+        Computed as training computes, and on every rank alike: where a strategy shards the network, all take part.
+        """
+        packed = pack(
+            [ids[:1] for ids in sequences],
+            [ids[1:] for ids in sequences],
+            [[1] * (len(ids) - 1) for ids in sequences],
+            share_prompts=False,
+        ).to(self.device)
+        # Hooks outside training_step have no precision context of their own (Lightning 2.6).
+        with self.trainer.precision_plugin.train_step_context():
+            rows = self._score_packed(packed, 1.0, with_entropy=False).logprobs.tolist()
+        return [row[: len(ids) - 1] for row, ids in zip(rows, sequences, strict=True)]
+
+    def _score_packed(self, packed: PackedSequences, temperature: float, with_entropy: bool) -> TokenScores:
         assert self.actor is not None
         # The copy is bfloat16 already: autocast would only look for casts to make.
         has_copy = self.actor.working_copy is not None
         with torch.autocast(self.device.type, enabled=False) if has_copy else nullcontext():
-            scores: TokenScores = self.actor(batch.packed, batch.temperature, with_entropy)
+            scores: TokenScores = self.actor(packed, temperature, with_entropy)
         return scores
 
     def log_iteration(self, metrics: dict[str, float]) -> None:

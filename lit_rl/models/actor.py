@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lit_rl.models.backbone import check_head, packed_hidden_states, prepare_network
+from lit_rl.models.candidate_logprobs import candidate_logprobs
 from lit_rl.models.packing import PackedSequences, unpack
 from lit_rl.models.token_logprobs import token_logprobs
 from lit_rl.models.working_copy import Bf16WorkingCopy
@@ -25,10 +26,12 @@ class TokenScores:
     Attributes:
         logprobs: ``[B, T]`` float32, nats; 0 where a token was not wanted.
         entropies: ``[B, T]`` float32, nats, of the distributions the tokens came from; ``None`` unless asked for.
+        candidate_logprobs: ``[B, T, K]`` float32, nats, of candidates for each token's place; ``None`` without any.
     """
 
     logprobs: Tensor
     entropies: Tensor | None
+    candidate_logprobs: Tensor | None = None
 
 
 class Actor(nn.Module):
@@ -69,13 +72,20 @@ class Actor(nn.Module):
         """Compute in bfloat16 on a copy that follows the float32 parameters (one process, CPU)."""
         self.working_copy = Bf16WorkingCopy(self.network)
 
-    def forward(self, packed: PackedSequences, temperature: float = 1.0, with_entropy: bool = False) -> TokenScores:
+    def forward(
+        self,
+        packed: PackedSequences,
+        temperature: float = 1.0,
+        with_entropy: bool = False,
+        candidate_ids: Tensor | None = None,
+    ) -> TokenScores:
         """Score the wanted tokens of a packed micro-batch.
 
         Args:
             packed: The micro-batch, on the network's device.
             temperature: The one the tokens were sampled with, above 0.
             with_entropy: Also return entropies.
+            candidate_ids: ``[B, T, K]`` int64: also return the log-probs of these tokens at each place.
 
         Returns:
             Scores of shape ``[B, T]``; they depend on every parameter even when no token is wanted.
@@ -84,16 +94,27 @@ class Actor(nn.Module):
         if self.working_copy is not None:
             network = self.working_copy.network  # type: ignore[assignment]
             network.train(self.network.training)
-        return score_packed(network, packed, temperature, with_entropy, self.chunk_size)
+        return score_packed(network, packed, temperature, with_entropy, self.chunk_size, candidate_ids)
 
 
 def score_packed(
-    network: PreTrainedModel, packed: PackedSequences, temperature: float, with_entropy: bool, chunk_size: int = 1024
+    network: PreTrainedModel,
+    packed: PackedSequences,
+    temperature: float,
+    with_entropy: bool,
+    chunk_size: int = 1024,
+    candidate_ids: Tensor | None = None,
 ) -> TokenScores:
     """Run ``network`` on a packed row and score its wanted tokens; see `Actor.forward`."""
     hidden = packed_hidden_states(network, packed)  # [S, D]
     weight = network.get_output_embeddings().weight
     scores = token_logprobs(hidden, weight, packed.target_ids, temperature, chunk_size, with_entropy)
+    candidates = None
+    if candidate_ids is not None:
+        ids = candidate_ids[packed.row_index, packed.column_index]  # [S, K]
+        candidates = unpack(candidate_logprobs(hidden, weight, ids, temperature, chunk_size), packed)
     if isinstance(scores, tuple):
-        return TokenScores(logprobs=unpack(scores[0], packed), entropies=unpack(scores[1], packed))
-    return TokenScores(logprobs=unpack(scores, packed), entropies=None)
+        return TokenScores(
+            logprobs=unpack(scores[0], packed), entropies=unpack(scores[1], packed), candidate_logprobs=candidates
+        )
+    return TokenScores(logprobs=unpack(scores, packed), entropies=None, candidate_logprobs=candidates)

@@ -14,6 +14,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 
 from lit_rl.experience.batch import MicroBatch, MiniBatch
 from lit_rl.experience.evaluation import EvaluationBatch
@@ -197,9 +198,11 @@ class PolicyModule(L.LightningModule):
 
     # What the steps of an iteration use.
 
-    def forward_actor(self, batch: MicroBatch, *, with_entropy: bool) -> TokenScores:
-        """Score a micro-batch with the actor, or with its bfloat16 copy."""
-        return self._score_packed(batch.packed, batch.temperature, with_entropy)
+    def forward_actor(
+        self, batch: MicroBatch, *, with_entropy: bool, candidate_ids: Tensor | None = None
+    ) -> TokenScores:
+        """Score a micro-batch with the actor, or with its bfloat16 copy; see `Actor.forward`."""
+        return self._score_packed(batch.packed, batch.temperature, with_entropy, candidate_ids)
 
     @torch.no_grad()
     def sequence_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -218,12 +221,14 @@ class PolicyModule(L.LightningModule):
             rows = self._score_packed(packed, 1.0, with_entropy=False).logprobs.tolist()
         return [row[: len(ids) - 1] for row, ids in zip(rows, sequences, strict=True)]
 
-    def _score_packed(self, packed: PackedSequences, temperature: float, with_entropy: bool) -> TokenScores:
+    def _score_packed(
+        self, packed: PackedSequences, temperature: float, with_entropy: bool, candidate_ids: Tensor | None = None
+    ) -> TokenScores:
         assert self.actor is not None
         # The copy is bfloat16 already: autocast would only look for casts to make.
         has_copy = self.actor.working_copy is not None
         with torch.autocast(self.device.type, enabled=False) if has_copy else nullcontext():
-            scores: TokenScores = self.actor(packed, temperature, with_entropy)
+            scores: TokenScores = self.actor(packed, temperature, with_entropy, candidate_ids)
         return scores
 
     def log_iteration(self, metrics: dict[str, float]) -> None:

@@ -5,6 +5,7 @@ from lit_rl.modules.clip_cov import ClipCov
 from lit_rl.modules.clipped_policy import ClippedPolicyModule
 from lit_rl.modules.dapo import DAPO
 from lit_rl.modules.decoupled_ppo import DecoupledPPO
+from lit_rl.modules.distillation import OnPolicyDistillation
 from lit_rl.modules.dppo import DPPO
 from lit_rl.modules.dr_grpo import DrGRPO
 from lit_rl.modules.gmpo import GMPO
@@ -40,6 +41,7 @@ __all__ = [
     "KLCov",
     "MaxRL",
     "OPO",
+    "OnPolicyDistillation",
     "PPO",
     "PassAtK",
     "PolicyGradientModule",

@@ -53,6 +53,7 @@ class LLMServerManager:
         *,
         gpu: bool,
         verbose: bool = False,
+        name: str = "replica",
     ) -> None:
         """Keep what is needed; `start` starts the engines.
 
@@ -63,8 +64,10 @@ class LLMServerManager:
             max_model_len: Longest prompt plus response in tokens.
             gpu: Whether each replica takes GPUs.
             verbose: Show the engines' own logs.
+            name: Replica ``r`` is called ``name-r``; unique within the runtime.
         """
         self.runtime = runtime
+        self.name = name
         self.settings = settings
         self.model = model
         self.max_model_len = max_model_len
@@ -87,7 +90,7 @@ class LLMServerManager:
             self.runtime,
             _load_class(_REPLICA_CLASSES.get(self.settings.replica, self.settings.replica)),
             count,
-            name="replica",
+            name=self.name,
             kwargs={
                 "model": self.model,
                 "settings": self.settings,
@@ -110,7 +113,7 @@ class LLMServerManager:
                 self.runtime,
                 LoadBalancer,
                 1,
-                name="load_balancer",
+                name="load_balancer" if self.name == "replica" else f"{self.name}-load_balancer",
                 kwargs={"servers": names},
                 env={"OMP_NUM_THREADS": "1"},
             )

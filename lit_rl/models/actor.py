@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lit_rl.models.backbone import check_head, packed_hidden_states, prepare_network
+from lit_rl.models.candidate_logprobs import candidate_logprobs
 from lit_rl.models.packing import PackedSequences, unpack
 from lit_rl.models.token_logprobs import most_likely_tokens, sum_pi_squared, token_logprobs
 from lit_rl.models.working_copy import Bf16WorkingCopy
@@ -29,12 +30,14 @@ class TokenScores(NamedTuple):
         is_most_likely: ``[B, T]`` float32, 1 where the token is the network's first choice; ``None`` unless asked for.
         sum_pi_squared: ``[B, T]`` float32, their sums of squared probabilities, without gradient; ``None`` unless
             asked for.
+        candidate_logprobs: ``[B, T, K]`` float32, nats, of candidates for each token's place; ``None`` without any.
     """
 
     logprobs: Tensor
     entropies: Tensor | None = None
     is_most_likely: Tensor | None = None
     sum_pi_squared: Tensor | None = None
+    candidate_logprobs: Tensor | None = None
 
 
 class Actor(nn.Module):
@@ -82,6 +85,7 @@ class Actor(nn.Module):
         with_entropy: bool = False,
         with_most_likely: bool = False,
         with_sum_pi_squared: bool = False,
+        candidate_ids: Tensor | None = None,
     ) -> TokenScores:
         """Score the wanted tokens of a packed micro-batch.
 
@@ -91,6 +95,7 @@ class Actor(nn.Module):
             with_entropy: Also return entropies.
             with_most_likely: Also say which tokens are the network's first choice (computes the logits once more).
             with_sum_pi_squared: Also return sums of squared probabilities.
+            candidate_ids: ``[B, T, K]`` int64: also return the log-probs of these tokens at each place.
 
         Returns:
             Scores of shape ``[B, T]``; they depend on every parameter even when no token is wanted.
@@ -107,6 +112,7 @@ class Actor(nn.Module):
             self.chunk_size,
             with_most_likely=with_most_likely,
             with_sum_pi_squared=with_sum_pi_squared,
+            candidate_ids=candidate_ids,
         )
 
 
@@ -118,6 +124,7 @@ def score_packed(
     chunk_size: int = 1024,
     with_most_likely: bool = False,
     with_sum_pi_squared: bool = False,
+    candidate_ids: Tensor | None = None,
 ) -> TokenScores:
     """Run ``network`` on a packed row and score its wanted tokens; see `Actor.forward`."""
     hidden = packed_hidden_states(network, packed)  # [S, D]
@@ -129,9 +136,14 @@ def score_packed(
         first_choice = most_likely_tokens(hidden.detach(), weight.detach(), chunk_size)
         is_most_likely = unpack((first_choice == packed.target_ids).float(), packed)
     squares = sum_pi_squared(hidden, weight, temperature, chunk_size) if with_sum_pi_squared else None
+    candidates = None
+    if candidate_ids is not None:
+        ids = candidate_ids[packed.row_index, packed.column_index]  # [S, K]
+        candidates = unpack(candidate_logprobs(hidden, weight, ids, temperature, chunk_size), packed)
     return TokenScores(
         logprobs=unpack(logprobs, packed),
         entropies=None if entropies is None else unpack(entropies, packed),
         is_most_likely=is_most_likely,
         sum_pi_squared=None if squares is None else unpack(squares, packed),
+        candidate_logprobs=candidates,
     )

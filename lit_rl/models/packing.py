@@ -206,8 +206,8 @@ def pack(
 
 
 def unpack(values: Tensor, packed: PackedSequences) -> Tensor:
-    """Put per-token values back in place: ``[S]`` to ``[B, T]``, 0 where a token was not wanted. Differentiable."""
-    padded = values.new_zeros(packed.shape)
+    """Put per-token values back in place: ``[S, ...]`` to ``[B, T, ...]``, 0 where none was wanted. Differentiable."""
+    padded = values.new_zeros(*packed.shape, *values.shape[1:])
     return padded.index_put((packed.row_index, packed.column_index), values)
 
 

@@ -5,6 +5,7 @@ from lit_rl.modules.clip_cov import ClipCov
 from lit_rl.modules.clipped_policy import ClippedPolicyModule
 from lit_rl.modules.dapo import DAPO
 from lit_rl.modules.decoupled_ppo import DecoupledPPO
+from lit_rl.modules.distillation import OnPolicyDistillation
 from lit_rl.modules.dppo import DPPO
 from lit_rl.modules.dr_grpo import DrGRPO
 from lit_rl.modules.dro import DRO
@@ -55,6 +56,7 @@ __all__ = [
     "M2PO",
     "MaxRL",
     "OPO",
+    "OnPolicyDistillation",
     "OptimalTokenBaseline",
     "PPO",
     "PassAtK",

@@ -241,7 +241,7 @@ class PolicyModule(L.LightningModule):
 
     # What the steps of an iteration use.
 
-    def forward_actor(self, batch: Any, *, with_entropy: bool, **wanted: bool) -> TokenScores:
+    def forward_actor(self, batch: Any, *, with_entropy: bool, **wanted: Any) -> TokenScores:
         """Score a micro-batch (its ``packed`` row at its ``temperature``) with the actor, or its bfloat16 copy.
 
         Args:
@@ -268,7 +268,7 @@ class PolicyModule(L.LightningModule):
             rows = self._score_packed(packed, 1.0).logprobs.tolist()
         return [row[: len(ids) - 1] for row, ids in zip(rows, sequences, strict=True)]
 
-    def _score_packed(self, packed: PackedSequences, temperature: float, **wanted: bool) -> TokenScores:
+    def _score_packed(self, packed: PackedSequences, temperature: float, **wanted: Any) -> TokenScores:
         assert self.actor is not None
         # The copy is bfloat16 already: autocast would only look for casts to make.
         has_copy = self.actor.working_copy is not None

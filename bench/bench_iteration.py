@@ -16,6 +16,7 @@ import resource
 import statistics
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 NUM_PROMPTS, GROUP_SIZE, NEW_TOKENS = 8, 4, 96
@@ -86,7 +87,6 @@ def _data() -> Any:
 
 def _probe_class() -> type:
     import lightning as L
-    import torch
 
     class Probe(L.Callback):
         """Times each iteration, and after it the floor of the same work."""
@@ -115,65 +115,12 @@ def _probe_class() -> type:
             if trainer.current_epoch < WARM_UP:
                 self.peak_rss_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
                 return
-            row["floor_rollout_s"] = self._engine_alone(trainer.datamodule)
-            row["floor_update_s"] = self._bare_update()
-            self.rows.append(row)
-            print(json.dumps({key: round(value, 3) for key, value in row.items()}), file=sys.stderr, flush=True)
-
-        def _engine_alone(self, data: Any) -> float:
-            """The replica generates as many tokens for the same prompts, with nobody in between."""
-            from dataclasses import replace
-
-            replica = data.servers.replicas.workers[0]
-
-            async def generate() -> None:
-                calls = [
-                    replica.call(
-                        "generate",
-                        t.prompt_ids,
-                        replace(data.sampling, seed=i),
-                        f"floor-{i}-{time.time()}",
-                        timeout_s=600,
-                    )
-                    for i, t in enumerate(self.experience.trajectories)
-                ]
-                outputs = await asyncio.gather(*calls)
-                assert all(len(output.token_ids) == NEW_TOKENS for output in outputs)
-
-            started = time.perf_counter()
-            data.runtime.loop.run(generate(), timeout_s=900, what="the engine alone")
-            return time.perf_counter() - started
-
-        def _bare_update(self) -> float:
-            """Forward, backward and AdamW of the iteration's rows, written out with transformers and torch alone."""
+            row["floor_rollout_s"] = _engine_alone(trainer.datamodule, self.experience)
             if self.bare is None:
                 self.bare = _bare_model()
-            model, masters, optimizer = self.bare
-            rows = [
-                micro_batch.packed
-                for mini in self.experience.plan.mini_batches[0]
-                for micro_batch in _micro_batches(self.experience, mini)
-            ]
-            inputs = [(row, _bare_mask(row)) for row in rows]
-            total = sum(row.num_targets for row in rows)
-            started = time.perf_counter()
-            for row, mask in inputs:
-                hidden = model.model(
-                    input_ids=row.input_ids, position_ids=row.position_ids, attention_mask=mask, use_cache=False
-                ).last_hidden_state[0]
-                logits = model.lm_head(hidden[row.source_index]).float()
-                logprobs = logits.log_softmax(-1).gather(-1, row.target_ids[:, None])[:, 0]
-                (-logprobs.sum() / total).backward()
-            with torch.no_grad():
-                for master, parameter in zip(masters, model.parameters(), strict=True):
-                    master.grad = parameter.grad.float()
-                    parameter.grad = None
-                torch.nn.utils.clip_grad_norm_(masters, 1.0)
-                optimizer.step()
-                for master, parameter in zip(masters, model.parameters(), strict=True):
-                    parameter.copy_(master)
-                    master.grad = None
-            return time.perf_counter() - started
+            row["floor_update_s"] = _bare_update(self.bare, self.experience)
+            self.rows.append(row)
+            print(json.dumps({key: round(value, 3) for key, value in row.items()}), file=sys.stderr, flush=True)
 
         def results(self) -> dict[str, float]:
             """Medians over the measured iterations; the ratio is the median of the ratios of neighbours in time."""
@@ -186,6 +133,61 @@ def _probe_class() -> type:
             }
 
     return Probe
+
+
+def _engine_alone(data: Any, experience: Any) -> float:
+    """Seconds in which the replica generates as many tokens for the same prompts, with nobody in between."""
+    replica = data.servers.replicas.workers[0]
+
+    async def generate() -> None:
+        calls = [
+            replica.call(
+                "generate",
+                t.prompt_ids,
+                replace(data.sampling, seed=i),
+                f"floor-{i}-{time.time()}",
+                timeout_s=600,
+            )
+            for i, t in enumerate(experience.trajectories)
+        ]
+        outputs = await asyncio.gather(*calls)
+        assert all(len(output.token_ids) == NEW_TOKENS for output in outputs)
+
+    started = time.perf_counter()
+    data.runtime.loop.run(generate(), timeout_s=900, what="the engine alone")
+    return time.perf_counter() - started
+
+
+def _bare_update(bare: tuple[Any, list[Any], Any], experience: Any) -> float:
+    """Seconds of forward, backward and AdamW of the iteration's rows, written out with transformers and torch alone."""
+    import torch
+
+    model, masters, optimizer = bare
+    rows = [
+        micro_batch.packed
+        for mini in experience.plan.mini_batches[0]
+        for micro_batch in _micro_batches(experience, mini)
+    ]
+    inputs = [(row, _bare_mask(row)) for row in rows]
+    total = sum(row.num_targets for row in rows)
+    started = time.perf_counter()
+    for row, mask in inputs:
+        hidden = model.model(
+            input_ids=row.input_ids, position_ids=row.position_ids, attention_mask=mask, use_cache=False
+        ).last_hidden_state[0]
+        logits = model.lm_head(hidden[row.source_index]).float()
+        logprobs = logits.log_softmax(-1).gather(-1, row.target_ids[:, None])[:, 0]
+        (-logprobs.sum() / total).backward()
+    with torch.no_grad():
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            master.grad = parameter.grad.float()
+            parameter.grad = None
+        torch.nn.utils.clip_grad_norm_(masters, 1.0)
+        optimizer.step()
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            parameter.copy_(master)
+            master.grad = None
+    return time.perf_counter() - started
 
 
 def _micro_batches(experience: Any, mini: Any) -> list[Any]:

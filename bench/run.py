@@ -25,6 +25,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "engine": ("bench_planner", "bench_update"),
     "agents": ("bench_agents", "bench_tools", "bench_balancer"),
     "iteration": ("bench_iteration",),
+    "search": ("bench_search",),
 }
 """Group to its modules beside this file, each with ``run() -> dict[str, float]``."""
 

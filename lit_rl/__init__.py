@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         PPO,
         RLOO,
         SAPO,
+        SFT,
         VAPO,
         VESPO,
         ClipCov,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         TokenRewardModule,
         TurnGRPO,
     )
+    from lit_rl.sft_datamodule import SFTDataModule, WarmupDataModule
 
 __version__ = "0.1.0"
 
@@ -79,14 +81,21 @@ __all__ = [
     "ReinforcePlusPlusBaseline",
     "RolloutDataModule",
     "SAPO",
+    "SFT",
+    "SFTDataModule",
     "TokenRewardModule",
     "TurnGRPO",
     "VAPO",
     "VESPO",
+    "WarmupDataModule",
     "__version__",
 ]
 
-_LAZY = dict.fromkeys(set(__all__) - {"__version__"}, "lit_rl.modules") | {"RolloutDataModule": "lit_rl.datamodule"}
+_LAZY = dict.fromkeys(set(__all__) - {"__version__"}, "lit_rl.modules") | {
+    "RolloutDataModule": "lit_rl.datamodule",
+    "SFTDataModule": "lit_rl.sft_datamodule",
+    "WarmupDataModule": "lit_rl.sft_datamodule",
+}
 
 
 def __getattr__(name: str) -> Any:

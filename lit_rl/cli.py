@@ -10,7 +10,6 @@ use instead, and mistyped keys found before anything starts. It builds and runs;
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import ActionYesNo
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -29,20 +29,19 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 from lit_rl.callbacks.checkpoint import IterationCheckpoint
 from lit_rl.callbacks.progress import RLProgress
 from lit_rl.callbacks.reward_plot import RewardPlot
-from lit_rl.callbacks.run_config import LogRunConfig
+from lit_rl.callbacks.run_config import LogRunConfig, keep_wandb_files_in
 from lit_rl.callbacks.trajectory_log import TrajectoryLog
+from lit_rl.checkpoint_file import check_checkpoint
+from lit_rl.cli_errors import ShortErrorParser, refused_option, stop_with
 from lit_rl.config_keys import ConfigError, KeyChecker, parser_keys
+from lit_rl.export_command import run_export
 from lit_rl.metrics_file import MetricsFileLogger
+from lit_rl.models.loading import ModelLoadError
 from lit_rl.quiet import configure_logging
 from lit_rl.refused_options import check_run_name, check_trainer_options
 from lit_rl.rollout_command import run_rollout
-from lit_rl.run_folder import (
-    RUN_FOLDER_VARIABLE,
-    create_run_folder,
-    inherited_run_folder,
-    last_checkpoint,
-    resolve_checkpoint,
-)
+from lit_rl.run_folder import RUN_FOLDER_VARIABLE, create_run_folder, inherited_run_folder, resolve_checkpoint
+from lit_rl.run_messages import how_to_resume, outcome
 
 TRAINER_DEFAULTS = {
     "log_every_n_steps": 1,
@@ -57,6 +56,7 @@ LINKS = {
     "data.init_args.verbose": "verbose",
 }
 """Option of a part to the top-level option that alone sets it."""
+DEFAULT_DATA = "lit_rl.RolloutDataModule"
 # Run-only keys of a saved configuration: arguments of the sub-command, not of the objects.
 _RUN_ARGUMENTS = ("ckpt_path", "weights_only")
 _INTERRUPTED = 130
@@ -71,6 +71,7 @@ class RLCLI(LightningCLI):
         datamodule_class: Base class of the data modules that ``--data`` may name.
         args: Arguments as a list or a nested dictionary; ``None`` takes those of the process.
         run: Run the sub-command. ``False`` parses without one and builds ``model``, ``datamodule`` and ``trainer``.
+        default_data: Data module where none is named, as a dotted path; ``None``: ``datamodule_class``.
         **kwargs: Further arguments of LightningCLI.
     """
 
@@ -81,8 +82,10 @@ class RLCLI(LightningCLI):
         *,
         args: Sequence[str] | dict[str, Any] | None = None,
         run: bool = True,
+        default_data: str | None = None,
         **kwargs: Any,
     ) -> None:
+        self.default_data = default_data
         self.run_folder: Path | None = None
         self.ckpt_path: str | None = None
         defaults: dict[str, Any] = {
@@ -92,10 +95,12 @@ class RLCLI(LightningCLI):
             "save_config_callback": None,
             "auto_configure_optimizers": False,
             "trainer_defaults": TRAINER_DEFAULTS,
+            "parser_class": ShortErrorParser,
             # Flat: given per sub-command, abbreviations are accepted all the same (jsonargparse 4.53).
             "parser_kwargs": {
                 "allow_abbrev": False,
-                "epilog": "lit-rl rollout --config FILE --row 3 holds one conversation and prints it.",
+                "epilog": "lit-rl rollout --config FILE --row 3 holds one conversation and prints it. "
+                "lit-rl export --ckpt_path RUN --out FOLDER writes the policy as a Hugging Face folder.",
             },
         }
         super().__init__(model_class, datamodule_class, args=args, run=run, **{**defaults, **kwargs})  # type: ignore[arg-type]
@@ -130,10 +135,14 @@ class RLCLI(LightningCLI):
             "--default_callbacks",
             type=bool,
             default=True,
-            help="Add WeightSync, IterationCheckpoint, RLProgress, TrajectoryLog, RewardPlot unless configured.",
+            help="Add IterationCheckpoint, RLProgress, and where it rolls out WeightSync, TrajectoryLog, RewardPlot, "
+            "unless configured.",
         )
         for target, source in LINKS.items():
             parser.link_arguments(source, target)
+        if self.default_data is not None:
+            # As YAML that names no class_path means it; a base class alone would mean itself.
+            parser.set_defaults({"data": {"class_path": self.default_data}})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Check the keys, parse, refuse options that do not go with iterations, and set log levels for a run.
@@ -150,10 +159,10 @@ class RLCLI(LightningCLI):
             check_trainer_options(settings, self._parser(subcommand))
             if settings.run_name is None:
                 files = settings.get("config") or []
-                settings.run_name = Path(str(files[-1].relative)).stem if files else "run"
+                settings.run_name = Path(os.fspath(files[-1])).stem if files else "run"
             check_run_name(settings.run_name)
         except ConfigError as error:
-            _stop_with(error)
+            stop_with(error)
         if subcommand:
             configure_logging(settings.verbose)
 
@@ -172,27 +181,25 @@ class RLCLI(LightningCLI):
         """Nothing: the configuration is the only source of hyper-parameters, a checkpoint never overrides it."""
 
     def before_instantiate_classes(self) -> None:
-        """Find the checkpoint, when a sub-command runs."""
+        """Find the checkpoint and look into it, when a sub-command runs."""
         if self.subcommand is None:
             return
         runs_dir, run_name = self._get(self.config, "runs_dir"), self._get(self.config, "run_name")
         given = self.config[self.subcommand].get("ckpt_path")
         try:
             self.ckpt_path = resolve_checkpoint(given, runs_dir, run_name, required=self.subcommand != "fit")
-        except FileNotFoundError as error:
-            _stop_with(error)
+            if self.ckpt_path is not None:
+                check_checkpoint(self.ckpt_path, resumes=self.subcommand == "fit")
+        except (FileNotFoundError, ConfigError) as error:
+            stop_with(error)
 
     def instantiate_classes(self) -> None:
-        """Build the parts; an option that one of ours refuses stops the run with its message alone."""
+        """Build the parts; an option that one of ours or the Trainer refuses stops the run with its message alone."""
         try:
             super().instantiate_classes()
-        except (ValueError, OSError) as error:
-            # jsonargparse wraps it once per level, in the types it tried and the whole configuration.
-            cause: BaseException | None = error
-            while cause is not None and _raised_in(cause).partition(".")[0] != "lit_rl":
-                cause = cause.__cause__
-            if isinstance(cause, ValueError | OSError):
-                _stop_with(cause)
+        except (ValueError, OSError, MisconfigurationException) as error:
+            if (cause := refused_option(error)) is not None:
+                stop_with(cause)
             raise
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -207,10 +214,11 @@ class RLCLI(LightningCLI):
                 settings.get("callbacks"), checkpointing=settings.get("enable_checkpointing") is not False
             )
         except ConfigError as error:
-            _stop_with(error)
+            stop_with(error)
         self.run_folder = self._make_run_folder()
         given = settings.get("logger")
         loggers = list(given) if isinstance(given, list | tuple) else [given] if isinstance(given, Logger) else []
+        keep_wandb_files_in(self.run_folder, loggers)
         return super().instantiate_trainer(
             **{
                 "default_root_dir": str(self.run_folder),
@@ -248,7 +256,10 @@ class RLCLI(LightningCLI):
     def default_callbacks(self) -> tuple[list[type[Callback]], list[type[Callback]]]:
         """Classes added before and after the user's callbacks unless the configuration lists one of them."""
         from lit_rl.callbacks.weight_sync import WeightSync
+        from lit_rl.sft_datamodule import SFTDataModule
 
+        if isinstance(self.datamodule, SFTDataModule):
+            return [], [RLProgress, IterationCheckpoint]  # it has no engine and no rollouts
         return [WeightSync], [TrajectoryLog, RewardPlot, RLProgress, IterationCheckpoint]
 
     def _make_run_folder(self) -> Path:
@@ -260,14 +271,14 @@ class RLCLI(LightningCLI):
         os.environ[RUN_FOLDER_VARIABLE] = str(folder)
         parser = self._parser(self.subcommand)
         settings = self.config[self.subcommand] if self.subcommand else self.config
-        parser.save(settings, folder / "config.yaml", skip_none=False, multifile=False)
+        parser.save(settings, folder / "config.yaml", skip_unset=False, multifile=False)
         return folder
 
     def _resolved_config(self) -> dict[str, Any]:
         """The whole configuration as nested plain values, linked ones included."""
         parser = self._parser(self.subcommand)
         settings = self.config[self.subcommand] if self.subcommand else self.config
-        return dict(yaml.safe_load(parser.dump(settings, skip_none=False, skip_link_targets=False, format="yaml")))
+        return dict(yaml.safe_load(parser.dump(settings, skip_unset=False, skip_link_targets=False, format="yaml")))
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         arguments = super()._prepare_subcommand_kwargs(subcommand)
@@ -281,12 +292,16 @@ class RLCLI(LightningCLI):
     @rank_zero_only
     def _print_start_line(self, subcommand: str) -> None:
         source = f" from {self.ckpt_path}" if self.ckpt_path else ""
-        print(f"{subcommand}{source}: files go to {self.run_folder}; starting engines and workers ...", flush=True)
+        from lit_rl.datamodule import RolloutDataModule
+
+        starting = "engines and workers" if isinstance(self.datamodule, RolloutDataModule) else "training"
+        print(f"{subcommand}{source}: files go to {self.run_folder}; starting {starting} ...", flush=True)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run it; when it is cut short, say how to go on."""
+        """Run it and say where its results are; when it is cut short, say how to go on."""
         try:
             super()._run_subcommand(subcommand)
+            self._print_outcome(subcommand)
         except KeyboardInterrupt:
             self._exit_resumable(_INTERRUPTED, "Interrupted")
         except SystemExit as request:
@@ -305,16 +320,27 @@ class RLCLI(LightningCLI):
         raise SystemExit(code)
 
     @rank_zero_only
+    def _print_outcome(self, subcommand: str) -> None:
+        assert self.run_folder is not None
+        if (line := outcome(subcommand, self.run_folder)) is not None:
+            print(line, flush=True)
+
+    @rank_zero_only
     def _print_resume_line(self, what: str, *, only_with_checkpoint: bool = False) -> None:
         if self.subcommand != "fit" or self.run_folder is None:
             return
-        last = last_checkpoint(self.run_folder)
-        if last is None:
-            if not only_with_checkpoint:
-                sys.stderr.write(f"{what}; no iteration was saved, so there is nothing to resume from.\n")
-            return
-        command = ["lit-rl", "fit", "--config", str(self.run_folder / "config.yaml"), "--ckpt_path", str(last)]
-        sys.stderr.write(f"{what}; {last.resolve().name} is kept. Resume with: {shlex.join(command)}\n")
+        if (line := how_to_resume(self.run_folder, what, only_with_checkpoint=only_with_checkpoint)) is not None:
+            sys.stderr.write(f"{line}\n")
+
+
+def base_classes() -> tuple[type[LightningModule], type[LightningDataModule]]:
+    """Base classes of what ``--model`` and ``--data`` may name; their subclasses are imported, for the help."""
+    import lit_rl.modules
+    import lit_rl.sft_datamodule  # noqa: F401
+    from lit_rl.experience.data_module import RunDataModule
+    from lit_rl.modules.policy_module import PolicyModule
+
+    return PolicyModule, RunDataModule
 
 
 def build_from_config(
@@ -329,17 +355,15 @@ def build_from_config(
     Args:
         path: A recipe or the ``config.yaml`` of a run.
         args: Overrides in command-line form, such as ``["--trainer.max_epochs=1"]``.
-        model_class: Base class of modules; ``None`` takes PolicyGradientModule.
-        datamodule_class: Base class of data modules; ``None`` takes RolloutDataModule.
+        model_class: Base class of modules; ``None`` takes PolicyModule.
+        datamodule_class: Base class of data modules; ``None`` takes RunDataModule.
 
     Returns:
         The command line object with ``model``, ``datamodule``, ``trainer`` and ``run_folder``.
     """
-    if model_class is None or datamodule_class is None:
-        from lit_rl.datamodule import RolloutDataModule
-        from lit_rl.modules import PolicyGradientModule
-
-        model_class, datamodule_class = model_class or PolicyGradientModule, datamodule_class or RolloutDataModule
+    classes = base_classes()
+    default_data = DEFAULT_DATA if datamodule_class is None else None
+    model_class, datamodule_class = model_class or classes[0], datamodule_class or classes[1]
     content = yaml.safe_load(Path(path).read_text())
     plain = {key: value for key, value in content.items() if key not in _RUN_ARGUMENTS}
     if plain.get("run_name") is None:
@@ -347,20 +371,9 @@ def build_from_config(
     with tempfile.TemporaryDirectory() as folder:
         cleaned = Path(folder) / "config.yaml"
         cleaned.write_text(yaml.safe_dump(plain))
-        return RLCLI(model_class, datamodule_class, args=["--config", str(cleaned), *args], run=False)
-
-
-def _raised_in(error: BaseException) -> str:
-    """Name of the module that raised an error."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
-
-
-def _stop_with(error: BaseException) -> NoReturn:
-    sys.stderr.write(f"lit-rl: error: {error}\n")
-    raise SystemExit(2) from error
+        return RLCLI(
+            model_class, datamodule_class, args=["--config", str(cleaned), *args], run=False, default_data=default_data
+        )
 
 
 def _terminate(signum: int, frame: Any) -> NoReturn:
@@ -375,16 +388,18 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
         args: Arguments after the program's name; ``None`` takes those of the process.
     """
-    from lit_rl.datamodule import RolloutDataModule
-    from lit_rl.modules import PolicyGradientModule
-
     signal.signal(signal.SIGTERM, _terminate)
     arguments = list(sys.argv[1:] if args is None else args)
     try:
         if arguments[:1] == ["rollout"]:
             run_rollout(arguments[1:])
             return
-        RLCLI(PolicyGradientModule, RolloutDataModule, args=args)
+        if arguments[:1] == ["export"]:
+            run_export(arguments[1:])
+            return
+        RLCLI(*base_classes(), args=args, default_data=DEFAULT_DATA)
+    except ModelLoadError as error:
+        stop_with(error)
     except KeyboardInterrupt:
         raise SystemExit(_INTERRUPTED) from None
 

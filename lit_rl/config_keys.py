@@ -3,7 +3,7 @@
 Sits in front of jsonargparse's own parsing: the same sources are walked in the same order, every key is compared with
 what the parser and the classes named by ``class_path`` accept, and an unknown one stops with its full name and the
 nearest valid one. jsonargparse alone lets empty unknown sections pass and ignores a value given for a linked key.
-Values and types are not judged here; the parser does that afterwards.
+Numbers, text and choices are judged on the way (`lit_rl.option_values`); the parser judges the rest afterwards.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import Any
 
 import yaml
 from jsonargparse import ArgumentParser
+
+from lit_rl.option_values import class_problem, plain_types, subclasses, value_problem
 
 log = logging.getLogger(__name__)
 
@@ -172,8 +174,10 @@ class KeyChecker:
                 raise ConfigError(f"{source}: unknown key '{path}{name}'.{self._suggest(name, known, path)}")
             if is_group and isinstance(value, Mapping) and "class_path" not in value:
                 self._walk(value, known, f"{name}.", path, source)
-            else:
-                self._check_value(value, known.get(name), path + name, source)
+                continue
+            if (problem := value_problem(value, known.get(name))) is not None:
+                raise ConfigError(f"{source}: {path}{name}={value!r} {problem}")
+            self._check_value(value, known.get(name), path + name, source)
 
     def _check_value(self, value: Any, hint: Any, path: str, source: str) -> None:
         if isinstance(value, list):
@@ -181,7 +185,7 @@ class KeyChecker:
                 self._check_value(element, hint, f"{path}[]", source)
         elif isinstance(value, str):
             # Where plain text is accepted as well ("ddp", a path) it need not name a class.
-            if str not in _types_in(hint):
+            if str not in plain_types(hint):
                 self._note_class_name(value, hint, path, source)
         elif isinstance(value, Mapping):
             if isinstance(value.get("class_path"), str):
@@ -208,7 +212,7 @@ class KeyChecker:
         bases = [
             # Any is a class since Python 3.11, and what may be anything need not name one.
             item
-            for item in _types_in(hint)
+            for item in plain_types(hint)
             if isinstance(item, type) and item is not Any and item.__module__ != "builtins"
         ]
         if not bases or not class_path:
@@ -216,7 +220,9 @@ class KeyChecker:
         if "." in class_path:
             target = import_class(class_path, f"{source}: {path}")
         else:
-            target = next((item for base in bases for item in _subclasses(base) if item.__name__ == class_path), None)
+            target = next((item for base in bases for item in subclasses(base) if item.__name__ == class_path), None)
+        if (problem := class_problem(class_path, target, hint)) is not None:
+            raise ConfigError(f"{source}: {path}={class_path!r} {problem}")
         before = self._class_of.get(path)
         self._class_of.pop(path, None)
         if target is None:
@@ -262,12 +268,6 @@ def _with_groups(known: Mapping[str, Any]) -> list[str]:
     return [*known, *groups]
 
 
-def _types_in(hint: Any) -> list[Any]:
-    """The plain types of a hint such as ``list[A] | B | None``."""
-    arguments = typing.get_args(hint)
-    return [item for argument in arguments for item in _types_in(argument)] if arguments else [hint]
-
-
 def _mapped_hint(hint: Any) -> Any:
     """Type of the values, when a hint is a mapping or one or nothing; ``None`` for any other hint."""
     if typing.get_origin(hint) is dict:
@@ -278,14 +278,5 @@ def _mapped_hint(hint: Any) -> Any:
 
 def _only_dataclass(hint: Any) -> Any:
     """The dataclass a hint names, when it names exactly one."""
-    found = [item for item in _types_in(hint) if isinstance(item, type) and dataclasses.is_dataclass(item)]
+    found = [item for item in plain_types(hint) if isinstance(item, type) and dataclasses.is_dataclass(item)]
     return found[0] if len(found) == 1 else None
-
-
-def _subclasses(base: type) -> list[type]:
-    """A class and all its subclasses that are imported."""
-    found: list[type] = [base]
-    children: list[type] = base.__subclasses__()
-    for child in children:
-        found += _subclasses(child)
-    return found

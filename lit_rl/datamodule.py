@@ -8,34 +8,45 @@ WeightSync callback.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
-
-import lightning as L
-from lightning.pytorch.strategies import SingleDeviceStrategy
+from typing import Any, TypeVar
 
 from lit_rl.agents import AgentLoopManager, AgentSettings
 from lit_rl.agents.run_tools import load_run_tools, report_template, row_schemas
-from lit_rl.cluster import Runtime
+from lit_rl.cluster import ProcessIdentity, Runtime
 from lit_rl.data import ChatTemplate, PromptCursor, PromptSource, WithoutOverlong
 from lit_rl.experience.batch import Experience
 from lit_rl.experience.collector import Collector
-from lit_rl.experience.evaluation import EvaluationLoader
+from lit_rl.experience.data_module import RunDataModule
+from lit_rl.experience.evaluation import EvaluationBatch, EvaluationLoader
 from lit_rl.experience.loader import ExperienceLoader
+from lit_rl.experience.mailbox import (
+    CollectiveExchange,
+    MailboxExchange,
+    MailboxReceiver,
+    ShareExchange,
+    SoloExchange,
+    rank_zero_lost,
+)
 from lit_rl.experience.option_checks import check_at_least, check_sampling
-from lit_rl.experience.progress import PhaseProgress
+from lit_rl.experience.recording import RECORDING, ReplayedRollouts, TrajectoryRecorder, rollout_settings
+from lit_rl.experience.share import ExperienceShare, PlanSettings, Rollout
 from lit_rl.models.loading import load_tokenizer, max_positions, resolve_model
 from lit_rl.rewards import RewardLoopManager, RewardSettings, check_data_sources
 from lit_rl.serving import LLMServerManager, ServingSettings
+from lit_rl.strategies import check_checkpoint, check_strategy
 from lit_rl.types import Prompt, SamplingParams, Trajectory
 from lit_rl.weight_sync.publisher import WeightPublisher
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 
-class RolloutDataModule(L.LightningDataModule):
+
+class RolloutDataModule(RunDataModule):
     """Rolls out trajectories with the current policy and serves them as mini-batches."""
 
     def __init__(
@@ -67,6 +78,8 @@ class RolloutDataModule(L.LightningDataModule):
         seed: int = 0,
         num_cpus: int | None = None,
         rollout_timeout_s: float = 3600.0,
+        record_trajectories: bool = False,
+        replay_from: str | None = None,
         verbose: bool = False,
     ) -> None:
         """Keep the options and check what can be checked; nothing starts before `setup`.
@@ -101,6 +114,10 @@ class RolloutDataModule(L.LightningDataModule):
             seed: Root of row order and of all sampling seeds.
             num_cpus: Cores Ray may count on, where a local Ray is started; ``null`` takes what the machine has.
             rollout_timeout_s: Longest rollout of one iteration, in seconds.
+            record_trajectories: Keep all training trajectories, with token ids and log-probs, in the run folder's
+                ``recording/``.
+            replay_from: Run folder with such a recording: learn from its trajectories. No engine, no Ray and no agent
+                loop is started, and nothing is validated.
             verbose: Show the logs of Ray and the engines.
         """
         super().__init__()
@@ -138,11 +155,13 @@ class RolloutDataModule(L.LightningDataModule):
         self.agents = agents or AgentSettings()
         self.rewards = rewards or RewardSettings()
         self.serving = serving or ServingSettings()
-        self.backend = backend
+        self.backend = backend if replay_from is None else "inline"
         self.shuffle = shuffle
         self.seed = seed
         self.num_cpus = num_cpus
         self.rollout_timeout_s = rollout_timeout_s
+        self.record_trajectories = record_trajectories
+        self.replay_from = replay_from
         self.verbose = verbose
         check_sampling(self.sampling, "sampling")
         check_sampling(self.val_sampling, "val_sampling")
@@ -152,33 +171,41 @@ class RolloutDataModule(L.LightningDataModule):
                 "nothing. Greedy validation is data.val_sampling."
             )
 
-        self.phase = PhaseProgress()
         self.last_validation_trajectories: list[Trajectory] = []
         self.servers: LLMServerManager | None = None
         self._rows: dict[str, list[Prompt]] = {}
-        self._cursor: PromptCursor | None = None
         self._runtime: Runtime | None = None
         self._managers: list[Any] = []
         self._collector: Collector | None = None
+        self._exchange: ShareExchange | None = None
+        self._rank_zero = ProcessIdentity.current()
+        self._data_sources: dict[str, list[str]] = {}
         self._tokenizer: Any = None
         self._tools: dict[str, Any] | None = None  # for schemas and limits; workers load and call their own
 
     # Lightning's hooks.
 
     def setup(self, stage: str) -> None:
-        """Read and check the rows, then start replicas, reward workers and agent workers, in that order."""
+        """On rank 0: read and check the rows, then start replicas, reward workers and agent workers, in that order.
+
+        The other ranks connect to what rank 0 has started.
+        """
         self._check_trainer()
-        self._load_rows(stage)
-        if self._collector is None:
-            try:
-                self._start()
-            except BaseException:
-                self._stop()
-                raise
+        # Known before anything can fail, so that the other ranks can tell whether rank 0 is still there.
+        self._rank_zero = self._broadcast(ProcessIdentity.current())
+        try:
+            if self.rank == 0:
+                self._load_rows(stage)
+                if self._collector is None:
+                    self._start()
+            self._join_ranks()
+        except BaseException:
+            self._stop()
+            raise
 
     def train_dataloader(self) -> ExperienceLoader:
         """One pass over it is one iteration."""
-        return ExperienceLoader(self._collect, self.ppo_epochs, self.num_mini_batches)
+        return ExperienceLoader(self._collect, self.ppo_epochs, self.num_mini_batches, self.rank)
 
     def val_dataloader(self) -> EvaluationLoader | list[Any]:
         """One item per data source of the validation rows."""
@@ -193,23 +220,29 @@ class RolloutDataModule(L.LightningDataModule):
         return self._evaluation_loader("test" if self.sources["test"] is not None else "val")
 
     def teardown(self, stage: str) -> None:
-        """Stop everything."""
+        """Stop everything; rank 0 comes last, since the others are connected to what it has started."""
+        if self.rank > 0:
+            self._stop()
+        if self.world_size > 1:
+            with contextlib.suppress(RuntimeError):  # a rank that has gone already waits for nobody
+                self.trainer.strategy.barrier("RolloutDataModule.teardown")  # type: ignore[union-attr]
         self._stop()
 
     def on_exception(self, exception: BaseException) -> None:
         """Stop everything: Lightning calls no `teardown` after an exception (2.6)."""
         self._stop()
 
-    def state_dict(self) -> dict[str, Any]:
-        """The cursor over the training rows; it is the same on every rank."""
-        return {} if self._cursor is None else {"cursor": self._cursor.state_dict()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where the checkpoint was."""
-        if self._cursor is not None and "cursor" in state_dict:
-            self._cursor.load_state_dict(state_dict["cursor"])
-
     # What callbacks use.
+
+    @property
+    def rank(self) -> int:
+        """This process's data-parallel rank."""
+        return 0 if self.trainer is None else int(self.trainer.global_rank)
+
+    @property
+    def world_size(self) -> int:
+        """Data-parallel ranks."""
+        return 1 if self.trainer is None else int(self.trainer.world_size)
 
     @property
     def runtime(self) -> Runtime:
@@ -220,8 +253,24 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def last_trajectories(self) -> list[Trajectory]:
-        """All trajectories of the last iteration, failed ones included."""
+        """All trajectories of the last iteration, failed ones included; on rank 0."""
         return [] if self._collector is None else self._collector.last_trajectories
+
+    def probe_sequences(self, num: int, max_tokens: int) -> list[list[int]]:
+        """Up to ``num`` short sequences of token ids to compare engine and trainer on.
+
+        The ends of the last iteration's trajectories, from different prompts where there are as many; before the first
+        rollout the texts of the first rows.
+        """
+        trajectories = self.last_trajectories
+        if trajectories:
+            chosen = trajectories[:: max(1, len(trajectories) // num)]
+            sequences = [[*trajectory.prompt_ids, *trajectory.response_ids] for trajectory in chosen]
+        else:
+            rows = next((rows[:num] for rows in self._rows.values() if rows), [])
+            texts = (" ".join(str(message.get("content", "")) for message in row.messages) for row in rows)
+            sequences = [list(self._tokenizer(text)["input_ids"]) for text in texts]
+        return [ids[-max_tokens:] for ids in sequences if len(ids) > 1][:num]
 
     def decode(self, token_ids: list[int]) -> str:
         """Text of token ids, special tokens included."""
@@ -245,6 +294,10 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _load_rows(self, stage: str) -> None:
         wanted = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("test", "val")}[stage]
+        if self.replay_from is not None:
+            if stage != "fit":
+                raise ValueError(f"data.replay_from={self.replay_from}: only fit is replayed. Leave it out elsewhere.")
+            wanted = ("train",)  # there is no engine to validate with
         if stage != "fit" and not any(self.sources[name] is not None for name in wanted):
             options = " or ".join(f"data.{name}_data" for name in wanted)
             raise ValueError(f"{stage} has no rows: set {options}.")
@@ -276,30 +329,48 @@ class RolloutDataModule(L.LightningDataModule):
             self._cursor = PromptCursor.for_source(self._rows["train"], seed=self.seed, shuffle=self.shuffle)
 
     def _evaluation_loader(self, name: str) -> EvaluationLoader | list[Any]:
-        rows = self._rows.get(name)
-        if not rows:
+        sources = self._data_sources.get(name, [])
+        if not sources:
             return []
-        sources = sorted({row.data_source for row in rows})
+        assert self._exchange is not None
+        exchange = self._exchange
 
-        def evaluate(data_source: str) -> list[Trajectory]:
+        def evaluate(data_source: str) -> list[EvaluationBatch]:
             assert self._collector is not None
             if data_source == sources[0]:
                 self.last_validation_trajectories = []
             trajectories = self._collector.evaluate(
-                [row for row in rows if row.data_source == data_source],
+                [row for row in self._rows[name] if row.data_source == data_source],
                 self.val_sampling,
                 samples_per_row=self.val_samples_per_row,
             )
             self.last_validation_trajectories += trajectories
-            return trajectories
+            return EvaluationBatch.deal(data_source, trajectories, self.world_size)
 
-        return EvaluationLoader(sources, evaluate)
+        return EvaluationLoader(
+            sources,
+            lambda data_source: exchange.scatter(f"validation on {data_source}", lambda: evaluate(data_source)),
+        )
 
     # Rollouts.
 
     def _collect(self) -> Experience:
-        assert self._collector is not None
+        assert self._exchange is not None
         iteration = self.trainer.current_epoch if self.trainer is not None else 0
+        settings = PlanSettings(
+            num_mini_batches=self.num_mini_batches,
+            ppo_epochs=self.ppo_epochs,
+            max_tokens=self.max_tokens_per_micro_batch,
+            micro_batch_size=self.micro_batch_size,
+            share_prompts=self.share_prompts,
+        )
+        share: ExperienceShare = self._exchange.scatter(
+            f"iteration {iteration}", lambda: self._roll_out(iteration).deal(settings, self.world_size)
+        )
+        return share.experience(settings, self.world_size, self.phase)
+
+    def _roll_out(self, iteration: int) -> Rollout:
+        assert self._collector is not None
         # Before anything is yielded: Lightning never resumes a sized loader after its last item (2.6).
         return self._collector.collect(
             iteration,
@@ -309,11 +380,6 @@ class RolloutDataModule(L.LightningDataModule):
             group_size=self.group_size,
             greedy_baseline=self.greedy_baseline,
             dynamic_sampling_rounds=self.dynamic_sampling_rounds,
-            num_mini_batches=self.num_mini_batches,
-            ppo_epochs=self.ppo_epochs,
-            max_tokens=self.max_tokens_per_micro_batch,
-            micro_batch_size=self.micro_batch_size,
-            share_prompts=self.share_prompts,
         )
 
     def _next_rows(self, num: int) -> list[Prompt]:
@@ -325,12 +391,8 @@ class RolloutDataModule(L.LightningDataModule):
     def _check_trainer(self) -> None:
         if self.trainer is None:
             return
-        strategy = self.trainer.strategy
-        if self.trainer.world_size > 1 or not isinstance(strategy, SingleDeviceStrategy):
-            raise ValueError(
-                f"trainer.strategy={type(strategy).__name__} with {self.trainer.world_size} training processes: this "
-                "version trains on one device. Set trainer.devices=1 and leave trainer.strategy at auto."
-            )
+        check_strategy(self.trainer.strategy, self.backend, self.trainer.num_nodes)  # type: ignore[attr-defined]
+        check_checkpoint(self.trainer.ckpt_path, self.trainer.strategy, self.trainer.world_size)  # type: ignore[attr-defined]
         if self.trainer.max_steps != -1:
             raise ValueError(
                 f"trainer.max_steps={self.trainer.max_steps} would end the run inside an iteration: use "
@@ -348,29 +410,82 @@ class RolloutDataModule(L.LightningDataModule):
         gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         runtime = self._runtime = Runtime(backend=self.backend, num_cpus=self.num_cpus, verbose=self.verbose)  # type: ignore[arg-type]
         runtime.start()
+        run_folder = self.trainer.default_root_dir if self.trainer is not None else "."
+        if self.replay_from is not None:
+            replayed = ReplayedRollouts(self.replay_from, self._rollout_settings())
+            self._collector = self._collector_of(runtime, replayed, replayed)
+            return
+        recorder = None
+        if self.record_trajectories and self._cursor is not None:
+            recorder = TrajectoryRecorder(f"{run_folder}/{RECORDING}", self._rollout_settings())
         servers = LLMServerManager(runtime, self.serving, model, self.max_model_len, gpu=gpu, verbose=self.verbose)
-        rewards = RewardLoopManager(runtime, self.rewards)
+        rewards = RewardLoopManager(runtime, self.rewards, gpu=gpu, verbose=self.verbose)
         self._managers = [rewards, servers]
         start_s = self.serving.start_timeout_s
         runtime.loop.run(servers.start(), timeout_s=start_s + 60, what=f"{self.serving.num_replicas} replicas to start")
-        runtime.loop.run(rewards.start(), timeout_s=start_s, what="reward workers to start")
-        run_folder = self.trainer.default_root_dir if self.trainer is not None else "."
+        runtime.loop.run(rewards.start(), timeout_s=start_s + rewards.start_timeout_s, what="reward workers to start")
         settings = self.agents.in_run_folder(run_folder)
         agents = AgentLoopManager(runtime, settings, servers.client(), model, rewards.handles, self._tools)
         self._managers.insert(0, agents)
         runtime.loop.run(agents.start(), timeout_s=start_s, what="agent-loop workers to start")
         self.servers = servers
-        self._collector = Collector(
+        self._collector = self._collector_of(runtime, agents, servers, recorder)
+
+    def _collector_of(
+        self, runtime: Runtime, agents: Any, servers: Any, recorder: TrajectoryRecorder | None = None
+    ) -> Collector:
+        return Collector(
             runtime=runtime,
             agents=agents,
             servers=servers,
             phase=self.phase,
             seed=self.seed,
             timeout_s=self.rollout_timeout_s,
+            recorder=recorder,
         )
+
+    def _rollout_settings(self) -> dict[str, Any]:
+        assert self._cursor is not None
+        return rollout_settings(self, self._cursor)
+
+    def _join_ranks(self) -> None:
+        """Give every rank its end of the exchange, and the data sources it will be asked to evaluate."""
+        own = {name: sorted({row.data_source for row in rows}) for name, rows in self._rows.items()}
+        address = self._runtime.address if self._runtime is not None else ""
+        namespace = self._runtime.namespace if self._runtime is not None else ""
+        if self._exchange is None and self.rank == 0:
+            self._exchange = self._rank_zero_exchange()
+        try:
+            self._data_sources, address, namespace = self._broadcast((own, address, namespace))
+        except RuntimeError as error:
+            raise rank_zero_lost("the rollout side to start", self.rank, self._rank_zero, error) from error
+        if self._exchange is not None:
+            return
+        if self.backend == "inline":
+            self._exchange = CollectiveExchange(self.rank, self._rank_zero)
+            return
+        self._runtime = Runtime(backend="ray", verbose=self.verbose, address=address, namespace=namespace)
+        self._runtime.start()
+        # Each round of dynamic sampling is a rollout of its own.
+        longest_s = (1 + self.dynamic_sampling_rounds) * self.rollout_timeout_s + 60.0
+        self._exchange = MailboxReceiver(self._runtime, self.rank, self._rank_zero, longest_s)
+
+    def _rank_zero_exchange(self) -> ShareExchange:
+        if self.world_size == 1:
+            return SoloExchange()
+        if self.backend == "inline":
+            return CollectiveExchange(0, self._rank_zero)
+        return MailboxExchange(self.runtime)
+
+    def _broadcast(self, value: T) -> T:
+        """Rank 0's value."""
+        return value if self.world_size == 1 else self.trainer.strategy.broadcast(value)  # type: ignore[union-attr]
 
     def _stop(self) -> None:
         """Stop managers and runtime; safe to call twice."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.close()
         runtime, self._runtime = self._runtime, None
         managers, self._managers = self._managers, []
         self.servers = self._collector = None

@@ -42,6 +42,8 @@ _QUIET_WARNINGS = (
     r".*`IterableDataset` has `__len__` defined.*",
     r".*Total length of `list` across ranks is zero.*",
     r".*LightningCLI's args parameter is intended to run from within Python.*",
+    # Every rank logs the same numbers, reduced by the module itself.
+    r".*It is recommended to use .self\.log.* when logging on epoch level in distributed.*",
     r".*isinstance\(treespec, LeafSpec\)` is deprecated.*",
 )
 

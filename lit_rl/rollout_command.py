@@ -15,6 +15,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from lit_rl.checkpoint_file import check_checkpoint
+from lit_rl.config_keys import ConfigError
 from lit_rl.data import PromptSource
 from lit_rl.quiet import configure_logging
 from lit_rl.run_folder import resolve_checkpoint
@@ -65,8 +67,11 @@ def _parser() -> argparse.ArgumentParser:
 def _checkpoint(given: str | None, run_name: str) -> str | None:
     """The file of a checkpoint, of a run folder, or of the newest run of this name below ``runs``."""
     try:
-        return resolve_checkpoint(given, "runs", run_name, required=True)
-    except FileNotFoundError as error:
+        checkpoint = resolve_checkpoint(given, "runs", run_name, required=True)
+        if checkpoint is not None:
+            check_checkpoint(checkpoint, resumes=False)
+        return checkpoint
+    except (FileNotFoundError, ConfigError) as error:
         raise SystemExit(f"lit-rl: error: {error}") from None
 
 
@@ -135,6 +140,7 @@ def describe(prompt: Prompt, trajectory: Trajectory, decode: Callable[[list[int]
         lines.append(paint("error", printable(trajectory.error)))
     parts = "".join(f"  {name} {value:g}" for name, value in trajectory.reward_parts.items())
     lines.append(f"reward {trajectory.reward}{parts}")
+    lines += [printable(f"{name}: {text}") for name, text in trajectory.reward_notes.items()]
     lines.append("  ".join(f"{name} {value:.3g}" for name, value in trajectory.metrics.items()))
     return "\n".join(lines)
 

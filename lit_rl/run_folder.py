@@ -31,10 +31,23 @@ def create_run_folder(runs_dir: str | Path, run_name: str, now: datetime | None 
         runs_dir: Parent of all runs; created when missing.
         run_name: Name of the run; its folder collects the runs of that name.
         now: Time to name the folder after; ``None`` takes the current local time.
+
+    Raises:
+        OSError: If it cannot be made; names ``runs_dir``.
     """
     parent = Path(runs_dir) / run_name
-    parent.mkdir(parents=True, exist_ok=True)
-    stamp = (now or datetime.now()).strftime("%Y-%m-%d_%H-%M-%S")
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        return _new_folder(parent, now or datetime.now())
+    except OSError as error:
+        raise OSError(
+            f"runs_dir={runs_dir}: cannot make a folder in {parent} ({error.strerror}). Set runs_dir to a folder that "
+            "can be written."
+        ) from error
+
+
+def _new_folder(parent: Path, now: datetime) -> Path:
+    stamp = now.strftime("%Y-%m-%d_%H-%M-%S")
     attempt = 1
     while True:
         folder = parent / (stamp if attempt == 1 else f"{stamp}-{attempt}")

@@ -88,6 +88,23 @@ class TokenOutput:
 
 
 @dataclass(kw_only=True)
+class ScoreOutput:
+    """What a replica's weights say about given tokens.
+
+    Attributes:
+        logprobs: One per scored token, in nats.
+        top_ids: Per scored token, the ids of the most likely tokens at its place, best first; empty unless asked for.
+        top_logprobs: Their log-probs, in nats.
+        policy_version: Weight version that scored.
+    """
+
+    logprobs: list[float]
+    top_ids: list[list[int]] = field(default_factory=list)
+    top_logprobs: list[list[float]] = field(default_factory=list)
+    policy_version: int
+
+
+@dataclass(kw_only=True)
 class Trajectory:
     """One conversation as a flat token sequence, with what learning needs to know about it.
 
@@ -106,6 +123,7 @@ class Trajectory:
         policy_versions: Weight version that sampled each token; -1 where ``loss_mask`` is 0.
         reward: Sum the policy is trained on; ``None`` while unscored or when scoring failed.
         reward_parts: Named numbers beside the reward (accuracy, format, ...). Keys may differ between trajectories.
+        reward_notes: What the reward function returned beside numbers, as text by name; for logs.
         turn_rewards: What each turn of the policy earned from its tools, reward units, as a part of ``reward``; the
             rest of ``reward`` belongs to the last turn. Empty where tools are not part of it.
         stop_reason: How the last generation ended.
@@ -131,6 +149,7 @@ class Trajectory:
     policy_versions: list[int]
     reward: float | None = None
     reward_parts: dict[str, float] = field(default_factory=dict)
+    reward_notes: dict[str, str] = field(default_factory=dict)
     turn_rewards: list[float] = field(default_factory=list)
     stop_reason: StopReason = "stop"
     num_turns: int = 2
@@ -153,6 +172,12 @@ class Trajectory:
         return sum(self.loss_mask)
 
     @property
+    def version_range(self) -> tuple[int | None, int | None]:
+        """Oldest and newest weights that sampled one of its tokens; twice ``None`` where it has none."""
+        versions = [version for version in self.policy_versions if version >= 0]
+        return min(versions, default=None), max(versions, default=None)
+
+    @property
     def is_truncated(self) -> bool:
         """Whether the last generation ran into its token limit."""
         return self.stop_reason == "length"
@@ -172,11 +197,3 @@ class Trajectory:
         }
         if len(set(lengths.values())) > 1:
             raise ValueError(f"Trajectory of row {self.row_id}: per-token lists differ in length: {lengths}.")
-
-
-@dataclass(kw_only=True)
-class TrajectoryGroup:
-    """All trajectories of one prompt in one iteration."""
-
-    group_id: str
-    trajectories: list[Trajectory]

@@ -79,12 +79,15 @@ class AgentLoop(ABC):
         self.metrics: dict[str, float] = {"generate_s": 0.0, "num_preempted": 0.0}
 
     @classmethod
-    def shown_schemas(cls, tools: Mapping[str, Any], prompt: Prompt) -> list[dict[str, Any]]:
+    def shown_schemas(
+        cls, tools: Mapping[str, Any], prompt: Prompt, options: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
         """Tool schemas that this kind of loop renders into the prompt of a row; the overlong filter counts them.
 
         Args:
             tools: Tools of the run, by name.
             prompt: The row.
+            options: The loop's own constructor options.
 
         Returns:
             OpenAI function schemas. This base class shows none.

@@ -186,6 +186,8 @@ def load_interactions(path: str) -> dict[str, BaseInteraction]:
 def _build(place: str, entry: Any, folder: Path) -> BaseInteraction:
     if not isinstance(entry, dict) or not isinstance(entry.get("class_name"), str):
         raise ValueError(f"{place} must be a mapping with 'class_name' (a dotted path) and optionally name and config.")
+    if not isinstance(entry.get("name") or "", str) or not isinstance(entry.get("config") or {}, dict):
+        raise ValueError(f"{place}: name must be a text and config a mapping.")
     file, separator, name = entry["class_name"].rpartition(".py:")
     try:
         if separator:

@@ -19,7 +19,7 @@ from lit_rl.agents.policy_text import PolicyText
 from lit_rl.agents.run_tools import load_run_tools
 from lit_rl.agents.settings import AgentSettings, TrajectoryRequest
 from lit_rl.agents.worker import INFRASTRUCTURE, AgentLoopWorker
-from lit_rl.cluster import Runtime, WorkerDied, WorkerGroup, WorkerHandle
+from lit_rl.cluster import RESTART_PAUSES_S, Runtime, WorkerDied, WorkerGroup, WorkerHandle
 from lit_rl.tools.rate_limit import create_rate_limiters
 from lit_rl.types import SamplingParams, Trajectory
 
@@ -73,23 +73,45 @@ class AgentLoopManager:
         self._start_lock = asyncio.Lock()  # validation may ask while the background collects
 
     async def start(self) -> None:
-        """Start the workers and wait for them. Idempotent; workers that died since are replaced."""
+        """Start the workers and wait for them. Idempotent; workers that died since are replaced.
+
+        Raises:
+            WorkerDied: If no worker comes up, in several attempts.
+            Exception: What a worker's constructor raised, or that it took too long.
+        """
         async with self._start_lock:
-            missing = self._settings.resolved_num_workers() - len(self._workers)
-            if missing <= 0:
-                return
-            await self._start_limiters()
-            group = WorkerGroup.create(
-                self._runtime,
-                AgentLoopWorker,
-                missing,
-                name=f"agent_loop_worker_{uuid.uuid4().hex[:8]}",
-                kwargs=self._worker_kwargs,
-                env={"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-            )
-            self._groups.append(group)
-            await group.ready(self._settings.start_timeout_s)
-            self._workers.extend(group.workers)
+            for pause_s in (*RESTART_PAUSES_S, None):
+                missing = self._settings.resolved_num_workers() - len(self._workers)
+                if missing <= 0:
+                    return
+                await self._start_limiters()
+                error = await self._start_workers(missing)
+                if error is None or self._workers:
+                    return  # fewer than wished for roll out more slowly; the next start tries again
+                if pause_s is None or not isinstance(error, WorkerDied):
+                    raise error
+                await asyncio.sleep(pause_s)  # a node that is lost counts as alive for a while
+
+    async def _start_workers(self, num_workers: int) -> BaseException | None:
+        """Start so many workers and keep those that come up; returns the first failure."""
+        group = WorkerGroup.create(
+            self._runtime,
+            AgentLoopWorker,
+            num_workers,
+            name=f"agent_loop_worker_{uuid.uuid4().hex[:8]}",
+            kwargs=self._worker_kwargs,
+            spread=True,
+            env={"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+        )
+        self._groups.append(group)
+        ready = (worker.ready(self._settings.start_timeout_s) for worker in group.workers)
+        outcomes = await asyncio.gather(*ready, return_exceptions=True)
+        failed = {worker: outcome for worker, outcome in zip(group.workers, outcomes, strict=True) if outcome}
+        self._workers += [worker for worker in group.workers if worker not in failed]
+        for worker, error in failed.items():
+            log.warning("Agent-loop worker %s did not start: %s", worker.name, error)
+        await asyncio.gather(*(worker.stop(0.5) for worker in failed))
+        return next(iter(failed.values()), None)
 
     async def stop(self) -> None:
         """Stop the workers, then the rate limiters they may still ask. Idempotent."""

@@ -12,7 +12,7 @@ import importlib
 import inspect
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,12 @@ class OpenAIAgentLoop(AgentLoop):
     The agent is a function ``agent(prompt, base_url, api_key, model)``, plain or ``async``; ``prompt`` is the row. It
     may return the trajectory's reward (a number); ``None`` leaves it to the scorer. Its last conversation is the
     trajectory; others that it held, or that branched off, become `Trajectory.branches` and are trained with the same
-    reward. Tools that the agent shows are not counted by ``data.max_prompt_tokens``.
+    reward.
 
     Args:
         agent: ``path/to/file.py:function`` or a dotted path.
+        agent_tools: ``path/to/file.py:NAME`` or a dotted path of the list of tool schemas that the agent shows, so
+            that ``data.max_prompt_tokens`` counts them. Messages that the agent puts before the row's are not counted.
         tool_parser: Format of the policy's calls; see `get_tool_parser`.
         **kwargs: See `AgentLoop`.
 
@@ -44,11 +46,26 @@ class OpenAIAgentLoop(AgentLoop):
         ValueError: If the agent or the parser is not found.
     """
 
-    def __init__(self, *, agent: str, tool_parser: str = "hermes", **kwargs: Any) -> None:
+    def __init__(
+        self, *, agent: str, agent_tools: str | None = None, tool_parser: str = "hermes", **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.agent = _load_agent(agent)
         self.parser = get_tool_parser(tool_parser)
         self._failure: InfrastructureError | None = None
+
+    @classmethod
+    def shown_schemas(
+        cls, tools: Mapping[str, Any], prompt: Prompt, options: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Schemas of ``agent_tools``; the run's own tools are not shown to such an agent."""
+        path = options.get("agent_tools")
+        if path is None:
+            return []
+        schemas = _load(path, "agent_tools")
+        if not isinstance(schemas, list) or not all(isinstance(schema, dict) for schema in schemas):
+            raise ValueError(f"agent_tools={path!r}: must be a list of tool schemas.")
+        return schemas
 
     async def run(self, prompt: Prompt, sampling: SamplingParams) -> Trajectory:
         """Run the agent.
@@ -177,17 +194,20 @@ def _chunks(reply: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-@functools.cache
 def _load_agent(agent: str) -> Callable[..., Any]:
-    try:
-        if ".py:" in agent:
-            file, _, name = agent.rpartition(":")
-            found = getattr(load_user_file(Path(file).expanduser().resolve()), name)
-        else:
-            module, _, name = agent.rpartition(".")
-            found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError, FileNotFoundError) as error:
-        raise ValueError(f"agent={agent!r} cannot be imported: {error}") from error
+    found = _load(agent, "agent")
     if not callable(found):
         raise ValueError(f"agent={agent!r} is no function.")
-    return found
+    return found  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _load(path: str, option: str) -> Any:
+    try:
+        if ".py:" in path:
+            file, _, name = path.rpartition(":")
+            return getattr(load_user_file(Path(file).expanduser().resolve()), name)
+        module, _, name = path.rpartition(".")
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError, FileNotFoundError) as error:
+        raise ValueError(f"{option}={path!r} cannot be imported: {error}") from error

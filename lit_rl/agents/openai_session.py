@@ -106,12 +106,12 @@ class OpenAISession:
             RequestRefused: If it cannot be answered.
         """
         messages = _read_messages(request)
-        tools = list(request.get("tools") or [])
+        tools, most_tokens, stop = _read_options(request)
         sequence, appended = self._continue(messages, tools) or self._begin(messages, tools)
         sequence.is_busy = True
         try:
             room = self._loop.max_response_tokens - len(sequence.response.token_ids) - len(appended)
-            turn = await self._sample(sequence, appended, room, request)
+            turn = await self._sample(sequence, appended, room, most_tokens, stop)
         finally:
             sequence.is_busy = False
         parsed = self._parse(turn, tools)
@@ -162,7 +162,7 @@ class OpenAISession:
         return _new_sequence(prompt_ids, list(messages), [_key(message) for message in messages], tools), []
 
     async def _sample(
-        self, sequence: OpenAISequence, appended: list[int], room: int, request: Mapping[str, Any]
+        self, sequence: OpenAISequence, appended: list[int], room: int, most_tokens: int | None, stop: list[str]
     ) -> Response:
         if room <= 0:
             self.is_exhausted = True
@@ -171,13 +171,11 @@ class OpenAISession:
                 "(data.agents.max_response_tokens).",
                 code="context_length_exceeded",
             )
-        asked = request.get("max_completion_tokens") or request.get("max_tokens") or room
-        stop = request.get("stop") or []
         seed = self._sampling.seed
         sampling = replace(
             self._sampling,
-            max_tokens=min(room, int(asked), self._sampling.max_tokens),
-            stop=[*self._sampling.stop, *([stop] if isinstance(stop, str) else stop)],
+            max_tokens=min(room, most_tokens or room, self._sampling.max_tokens),
+            stop=[*self._sampling.stop, *stop],
             # Of requests in flight too: equal requests must not sample equal answers.
             seed=None if seed is None else (seed + self._num_requests * _SEED_STEP) % 2**63,
         )
@@ -211,6 +209,21 @@ def _new_sequence(
     )
 
 
+def _read_options(request: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int | None, list[str]]:
+    """Tools, the most tokens and the stop strings of a request."""
+    tools = request.get("tools") or []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise RequestRefused("'tools' must be a list of function schemas.")
+    most_tokens = request.get("max_completion_tokens") or request.get("max_tokens") or None
+    if most_tokens is not None and not (isinstance(most_tokens, int) and most_tokens >= 1):
+        raise RequestRefused(f"max_tokens={most_tokens!r:.40}: must be a whole number of at least 1.")
+    stop = request.get("stop") or []
+    stop = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stop, list) or not all(isinstance(text, str) for text in stop):
+        raise RequestRefused("'stop' must be a text or a list of texts.")
+    return tools, most_tokens, stop
+
+
 def _read_messages(request: Mapping[str, Any]) -> list[Message]:
     messages = request.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -225,23 +238,28 @@ def _read_message(index: int, message: Any) -> Message:
         raise RequestRefused(f"messages[{index}] has no role.")
     content = message.get("content")
     if isinstance(content, list):
-        if any(part.get("type") not in ("text", "input_text") for part in content):
+        if not all(isinstance(part, dict) and part.get("type") in ("text", "input_text") for part in content):
             raise RequestRefused(f"messages[{index}] holds media, and the policy reads text only.")
         content = "".join(str(part.get("text", "")) for part in content)
+    if content is not None and not isinstance(content, str):
+        raise RequestRefused(f"messages[{index}].content must be a text or a list of text parts.")
     read: Message = {"role": message["role"], "content": content or ""}
     for name in ("name", "tool_call_id"):
         if message.get(name):
             read[name] = message[name]
     if message.get("tool_calls"):
-        read["tool_calls"] = [
-            {
-                "type": "function",
-                "id": call.get("id"),
-                "function": {"name": call["function"]["name"], "arguments": _decoded(call["function"]["arguments"])},
-            }
-            for call in message["tool_calls"]
-        ]
+        try:
+            read["tool_calls"] = [_read_call(call) for call in message["tool_calls"]]
+        except (KeyError, TypeError, AttributeError):
+            raise RequestRefused(
+                f"messages[{index}].tool_calls must be a list of {{id, function: {{name, arguments}}}}."
+            ) from None
     return read
+
+
+def _read_call(call: Any) -> dict[str, Any]:
+    function = {"name": str(call["function"]["name"]), "arguments": _decoded(call["function"]["arguments"])}
+    return {"type": "function", "id": call.get("id"), "function": function}
 
 
 def _decoded(arguments: Any) -> Any:

@@ -10,7 +10,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lit_rl.agents.loop_classes import find_loop_class
+from lit_rl.agents.interactions import load_interactions
+from lit_rl.agents.loop_classes import check_loops, find_loop_class
 from lit_rl.agents.settings import AgentSettings
 from lit_rl.types import Prompt
 
@@ -55,14 +56,23 @@ def row_schemas(settings: AgentSettings, tools: Mapping[str, Tool]) -> Callable[
 
     Returns:
         A function of a row. It raises ``ValueError``, naming the row, where the row's loop does not exist.
+
+    Raises:
+        ValueError: If a configured loop does not exist or does not take its options, or a simulated user cannot be
+            built.
     """
+    check_loops(settings)
+    if settings.interaction_config_path is not None:
+        load_interactions(
+            settings.interaction_config_path
+        )  # the workers load their own, after the engines have started
 
     def schemas_of(prompt: Prompt) -> ToolSchemas:
         try:
-            loop_class = find_loop_class(prompt.agent_name, settings).cls
+            found = find_loop_class(prompt.agent_name, settings)
+            return found.cls.shown_schemas(tools, prompt, found.options)
         except ValueError as error:
             raise ValueError(f"Row {prompt.row_id}: {error}") from error
-        return loop_class.shown_schemas(tools, prompt)
 
     return schemas_of
 

@@ -73,6 +73,10 @@ class AgentSettings:
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     trace: TraceSettings | None = None
 
+    def __post_init__(self) -> None:
+        """Check what can be checked before anything starts."""
+        self.check()
+
     def resolved_num_workers(self) -> int:
         """Number of workers to start: the configured one, or ``min(8, CPU cores)``."""
         return self.num_workers if self.num_workers is not None else min(8, os.cpu_count() or 1)
@@ -108,9 +112,9 @@ class AgentSettings:
             if value is not None and value < 1:
                 raise ValueError(f"data.agents.{name}={value}: must be at least 1.")
         for name in ("trajectory_timeout_s", "reward_timeout_s", "start_timeout_s"):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:  # NaN is refused too: nothing would ever time out
                 raise ValueError(f"data.agents.{name}={getattr(self, name)}: must be a positive number of seconds.")
-        if self.worker_timeout_s < 10:
+        if not self.worker_timeout_s >= 10:
             raise ValueError(
                 f"data.agents.worker_timeout_s={self.worker_timeout_s}: must be at least 10, workers report every 5."
             )

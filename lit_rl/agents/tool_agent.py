@@ -124,7 +124,9 @@ class ToolAgentLoop(AgentLoop):
         self._consecutive_invalid_calls = 0
 
     @classmethod
-    def shown_schemas(cls, tools: Mapping[str, Tool], prompt: Prompt) -> list[dict[str, Any]]:
+    def shown_schemas(
+        cls, tools: Mapping[str, Tool], prompt: Prompt, options: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
         """Schemas of the tools that the row selects."""
         return tool_schemas(select_tools(tools, prompt))
 

@@ -70,7 +70,7 @@ class AgentLoopWorker:
         if rate_limits:
             attach_rate_limits(self._tools, rate_limits)
         self._slots = asyncio.Semaphore(settings.max_concurrent_trajectories)
-        find_loop_class(None, settings)  # a wrong default fails at start, not in every trajectory
+        self._check_loops()
 
     async def run(
         self, requests: list[TrajectoryRequest], sampling: SamplingParams
@@ -159,7 +159,7 @@ class AgentLoopWorker:
             sampling = replace(sampling, seed=seed)
         try:
             async with limit:
-                loop = self._build_loop(prompt, sampling)
+                loop = self._build_loop(prompt.agent_name, sampling)
                 trajectory = await loop.run(prompt, sampling)
             return self._checked(loop, trajectory)
         except (InfrastructureError, WorkerDied, ConnectionError) as error:
@@ -177,8 +177,17 @@ class AgentLoopWorker:
                 raise
             return _failed(prompt, f"Row {prompt.row_id}:\n{error_text(error)}")
 
-    def _build_loop(self, prompt: Prompt, sampling: SamplingParams) -> AgentLoop:
-        loop_class = find_loop_class(prompt.agent_name, self._settings)
+    def _check_loops(self) -> None:
+        """Build each configured loop once: a wrong option fails at start, not in every trajectory."""
+        for name in (None, *self._settings.agent_loops):
+            try:
+                self._build_loop(name, SamplingParams())
+            except Exception as error:  # user code
+                where = "data.agents.default_agent_loop" if name is None else f"data.agents.agent_loops.{name}"
+                raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
+
+    def _build_loop(self, agent_name: str | None, sampling: SamplingParams) -> AgentLoop:
+        loop_class = find_loop_class(agent_name, self._settings)
         return loop_class.cls(
             client=self._client,
             chat_template=self._text.chat_template,
@@ -217,7 +226,7 @@ class AgentLoopWorker:
 
 def _outcome(trajectory: Trajectory) -> dict[str, Any]:
     """What a trajectory's span says at its end."""
-    versions = [version for version in trajectory.policy_versions if version >= 0]
+    oldest, newest = trajectory.version_range
     return {
         "data_source": trajectory.data_source,
         "reward": trajectory.reward,
@@ -226,8 +235,8 @@ def _outcome(trajectory: Trajectory) -> dict[str, Any]:
         "num_turns": trajectory.num_turns,
         "prompt_tokens": len(trajectory.prompt_ids),
         "response_tokens": len(trajectory.response_ids),
-        "policy_version_min": min(versions, default=None),
-        "policy_version_max": max(versions, default=None),
+        "policy_version_min": oldest,
+        "policy_version_max": newest,
         "error": trajectory.error,
     }
 

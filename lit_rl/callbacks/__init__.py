@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lit_rl.callbacks.checkpoint import IterationCheckpoint
+    from lit_rl.callbacks.collapse_warning import CollapseWarning
     from lit_rl.callbacks.progress import RLProgress
     from lit_rl.callbacks.reward_plot import RewardPlot
     from lit_rl.callbacks.run_config import LogRunConfig
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from lit_rl.callbacks.weight_sync import WeightSync
 
 _MODULE_OF = {
+    "CollapseWarning": "collapse_warning",
     "IterationCheckpoint": "checkpoint",
     "LogRunConfig": "run_config",
     "RLProgress": "progress",
@@ -25,6 +27,7 @@ _MODULE_OF = {
 }
 
 __all__ = [
+    "CollapseWarning",
     "IterationCheckpoint",
     "LogRunConfig",
     "RLProgress",

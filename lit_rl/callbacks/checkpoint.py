@@ -9,9 +9,10 @@ disk, not by what the process remembers.
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import shutil
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,46 +24,22 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
+from lit_rl.callbacks.checkpoint_files import (
+    PARTIAL,
+    StreamingCheckpointIO,
+    flush,
+    link_last,
+    remove,
+    replace_checkpoint,
+)
+from lit_rl.callbacks.instance_expiry import expires_soon
 from lit_rl.callbacks.iteration_metrics import scored_version
-from lit_rl.run_folder import CHECKPOINTS, LAST_CHECKPOINT, iteration_checkpoints, last_checkpoint
+from lit_rl.callbacks.random_states import collect_random_states, restore_random_states
+from lit_rl.run_folder import CHECKPOINTS, iteration_checkpoints, last_checkpoint
 
-PARTIAL = ".partial"
-"""Ending of a checkpoint that is being written."""
+log = logging.getLogger(__name__)
 
-
-class StreamingCheckpointIO(TorchCheckpointIO):
-    """Write a checkpoint file piece by piece.
-
-    Lightning's plugin builds the whole file in memory, twice (2.6): with AdamW's state that doubles the process.
-    """
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
-    ) -> None:
-        """Write and flush one file, under a partial name until it is complete.
-
-        Args:
-            checkpoint: What `torch.save` accepts.
-            path: Local file.
-            storage_options: Not supported.
-
-        Raises:
-            TypeError: If ``storage_options`` is given.
-        """
-        if storage_options is not None:
-            raise TypeError("StreamingCheckpointIO takes no storage_options.")
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        aside = target if target.name.endswith(PARTIAL) else target.with_name(target.name + PARTIAL)
-        try:
-            with aside.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-        except BaseException:
-            aside.unlink(missing_ok=True)
-            raise
-        os.replace(aside, target)
+_RANDOM_STATES = "lit_rl_random_states"
 
 
 class IterationCheckpoint(ModelCheckpoint):
@@ -72,10 +49,13 @@ class IterationCheckpoint(ModelCheckpoint):
         monitor: Validation metric to judge by, such as ``val-core/arithmetic/reward/mean@1``; ``None``: the newest.
         mode: ``max`` or ``min`` of the metric is best.
         keep: How many to keep, at least 1; -1 keeps all.
-        every_n_iterations: Iterations between saves, at least 1. The last iteration of a run is saved in any case. With
+        every_n_iterations: Iterations between saves, at least 1. The last iteration of a run is saved in any case, and
+            so is one after which the machine's capacity block ends too soon for another (see `expires_soon`). With
             ``monitor``, only iterations with a validation count.
         dirpath: Folder; ``None`` is ``checkpoints/`` in the run folder.
         save_weights_only: Leave out optimizer and loop state; such a checkpoint cannot be resumed.
+        expiry_margin_s: Seconds before the end of a capacity block that are kept free beside the longest iteration so
+            far and a minute for saving, at least 0.
         every_n_train_steps: Refused: an optimizer step lies inside an iteration.
         train_time_interval: Refused: a moment lies inside an iteration.
 
@@ -91,6 +71,7 @@ class IterationCheckpoint(ModelCheckpoint):
         every_n_iterations: int = 1,
         dirpath: str | None = None,
         save_weights_only: bool = False,
+        expiry_margin_s: float = 0.0,
         every_n_train_steps: int | None = None,
         train_time_interval: timedelta | None = None,
     ) -> None:
@@ -108,6 +89,8 @@ class IterationCheckpoint(ModelCheckpoint):
                 f"IterationCheckpoint: keep={keep} must be -1 or at least 1, "
                 f"every_n_iterations={every_n_iterations} at least 1."
             )
+        if not expiry_margin_s >= 0:
+            raise ValueError(f"IterationCheckpoint.expiry_margin_s={expiry_margin_s} must be at least 0 (seconds).")
         super().__init__(
             dirpath=dirpath,
             filename="best_iteration_{iteration:05d}",
@@ -120,7 +103,11 @@ class IterationCheckpoint(ModelCheckpoint):
             save_on_train_epoch_end=True,
         )
         self.keep = keep
+        self.expiry_margin_s = expiry_margin_s
         self._validated_iteration = -1
+        self._restored_random_states: dict[str, Any] | None = None
+        self._iteration_started = 0.0
+        self._longest_iteration_s = 0.0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Choose the folder, and write files piece by piece."""
@@ -130,6 +117,41 @@ class IterationCheckpoint(ModelCheckpoint):
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = StreamingCheckpointIO()
         super().setup(trainer, pl_module, stage)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Keep the random states, one entry per rank."""
+        own = collect_random_states(trainer.strategy.root_device)
+        everyone = [own] * trainer.world_size
+        if trainer.world_size > 1:
+            torch.distributed.all_gather_object(everyone, own)
+        checkpoint[_RANDOM_STATES] = everyone
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Look for the place in the training rows, and note this rank's random states for the start.
+
+        Raises:
+            ValueError: If the checkpoint is of another data module, whose place Lightning would leave out silently.
+        """
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        name = type(data).__qualname__
+        if data is not None and data.state_dict() and name not in checkpoint:
+            others = [key for key, value in checkpoint.items() if isinstance(value, dict) and "cursor" in value]
+            raise ValueError(
+                f"The checkpoint has no place in the training rows for the data module {name}; it has one for "
+                f"{', '.join(others) or 'none'}. Resume with the class that wrote it: the rows would begin anew."
+            )
+        states = checkpoint.get(_RANDOM_STATES, [])
+        self._restored_random_states = states[trainer.global_rank] if trainer.global_rank < len(states) else None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the random states back, after everything that drew from them while the run started."""
+        if self._restored_random_states is not None:
+            restore_random_states(self._restored_random_states, trainer.strategy.root_device)
+            self._restored_random_states = None
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Time the iteration."""
+        self._iteration_started = time.monotonic()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note which iteration has a score; saving waits for its end."""
@@ -152,21 +174,31 @@ class IterationCheckpoint(ModelCheckpoint):
         # A run stopped inside an iteration gets here too, without its last mini-batch.
         if trainer.state.fn != TrainerFn.FITTING or not trainer.is_last_batch:
             return
+        self._longest_iteration_s = max(self._longest_iteration_s, time.monotonic() - self._iteration_started)
         iteration = trainer.current_epoch
         if self.monitor is not None:
             if self._validated_iteration == iteration:
                 self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
             return
-        is_last = trainer.should_stop or iteration + 1 == trainer.max_epochs
-        if (iteration + 1) % self._every_n_epochs and not is_last:
+        if not self._is_due(trainer, iteration):
             return
         path = Path(str(self.dirpath)) / f"iteration_{iteration:05d}.ckpt"
         self._save_checkpoint(trainer, str(path))
         self.best_model_path = self.last_model_path = str(path)
         if trainer.is_global_zero:
-            _link_last(path)
-            self._remove_older(path.parent)
+            link_last(path)
+            self._remove_older(path)
         trainer.strategy.barrier("IterationCheckpoint")
+
+    def _is_due(self, trainer: Trainer, iteration: int) -> bool:
+        """Whether to save now; the same on every rank."""
+        is_last = trainer.should_stop or iteration + 1 == trainer.max_epochs
+        if is_last or (iteration + 1) % self._every_n_epochs == 0:
+            return True
+        is_ending: bool = trainer.strategy.broadcast(expires_soon(self._longest_iteration_s, self.expiry_margin_s))
+        if is_ending and trainer.is_global_zero:
+            log.warning("Iteration %d is saved out of turn: the machine's capacity block ends soon.", iteration)
+        return is_ending
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the best scores, of those whose files still exist; a resumed run writes into a folder of its own.
@@ -193,13 +225,12 @@ class IterationCheckpoint(ModelCheckpoint):
         try:
             super()._save_checkpoint(trainer, str(aside))
             if trainer.is_global_zero:
-                _flush(aside)
-                _remove(target)
-                os.replace(aside, target)
-                _flush(target.parent)
+                flush(aside)
+                replace_checkpoint(aside, target)
+                flush(target.parent)
         except (OSError, RuntimeError) as error:
             if trainer.is_global_zero:
-                _remove(aside)
+                remove(aside)
             last = last_checkpoint(target.parent)
             kept = f"The last good checkpoint is intact: {last.resolve()}." if last else "No earlier checkpoint exists."
             free_gb = shutil.disk_usage(target.parent).free / 1e9
@@ -210,37 +241,12 @@ class IterationCheckpoint(ModelCheckpoint):
         trainer.strategy.barrier("IterationCheckpoint")
         self._last_checkpoint_saved = filepath
 
-    def _remove_older(self, folder: Path) -> None:
+    def _remove_older(self, saved: Path) -> None:
         """Keep the newest ``keep`` on disk, whichever process wrote them, and sweep up what was cut short."""
-        for left_over in folder.glob(f"*{PARTIAL}"):
-            _remove(left_over)
+        for left_over in saved.parent.glob(f"*{PARTIAL}"):
+            remove(left_over)
         if self.keep > 0:
-            for old in iteration_checkpoints(folder)[: -self.keep]:
-                _remove(old)
-
-
-def _link_last(path: Path) -> None:
-    """Point ``last.ckpt`` to a complete checkpoint, in one step."""
-    aside = path.with_name(LAST_CHECKPOINT + PARTIAL)
-    aside.unlink(missing_ok=True)
-    # A file system without links still has the newest iteration by its name.
-    with contextlib.suppress(OSError):
-        aside.symlink_to(path.name)
-        os.replace(aside, path.with_name(LAST_CHECKPOINT))
-
-
-def _flush(path: Path) -> None:
-    """Have the disk hold a file, or a folder and the files in it, before anything relies on it."""
-    for entry in [*(path.rglob("*") if path.is_dir() and path.name.endswith(PARTIAL) else ()), path]:
-        descriptor = os.open(entry, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+            complete = iteration_checkpoints(saved.parent)
+            # Later iterations are of a run that was gone back from, or of another one: not this one's to remove.
+            for old in complete[: complete.index(saved) + 1][: -self.keep]:
+                remove(old)

@@ -32,6 +32,9 @@ class IterationMetrics:
         response_length: Mean tokens after the prompt.
         seconds: Seconds by phase, of those that were timed.
         validation_reward: Mean reward by data source; empty without a validation in this iteration.
+        loss: Of supervised fine-tuning, in nats per token.
+        validation_loss: Of held-out conversations, in nats per token.
+        validation_accuracy: Share of their tokens that are the model's first choice.
     """
 
     iteration: int
@@ -39,6 +42,9 @@ class IterationMetrics:
     response_length: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     validation_reward: dict[str, float] = field(default_factory=dict)
+    loss: float | None = None
+    validation_loss: float | None = None
+    validation_accuracy: float | None = None
 
 
 def read_iteration(iteration: int, logged: Mapping[str, Any], *, validated: bool) -> IterationMetrics:
@@ -60,6 +66,9 @@ def read_iteration(iteration: int, logged: Mapping[str, Any], *, validated: bool
         response_length=number("response_length/mean"),
         seconds=seconds,
         validation_reward=read_validation(logged) if validated else {},
+        loss=number("train/loss"),
+        validation_loss=number("val/loss") if validated else None,
+        validation_accuracy=number("val/token_accuracy") if validated else None,
     )
 
 

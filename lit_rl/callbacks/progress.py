@@ -73,8 +73,8 @@ class RLProgress(Callback):
             minutes, seconds = divmod(round(time.monotonic() - self._started_at), 60)
             count = trainer.current_epoch - self._first_iteration
             print(
-                f"Done: {count} iterations in {minutes} min {seconds} s. Metrics, reward.png, trajectories and "
-                f"checkpoints are in {trainer.default_root_dir}",
+                f"Done: {count} iterations in {minutes} min {seconds} s. Metrics, checkpoints and what else was "
+                f"recorded are in {trainer.default_root_dir}",
                 flush=True,
             )
 
@@ -181,6 +181,8 @@ def iteration_line(metrics: IterationMetrics) -> str:
         metrics: Its numbers; what is ``None`` or missing is left out.
     """
     parts = [f"iteration {metrics.iteration:4d}"]
+    if metrics.loss is not None:
+        parts.append(f"loss {metrics.loss:7.4f}")
     if metrics.reward is not None:
         parts.append(f"reward {metrics.reward:6.3f}")
     if metrics.response_length is not None:
@@ -191,6 +193,9 @@ def iteration_line(metrics: IterationMetrics) -> str:
         parts.append(f"{total} ({', '.join(timed)})" if timed else total)
     if metrics.validation_reward:
         parts.append(validation_text(metrics.validation_reward))
+    if metrics.validation_loss is not None:
+        accuracy = metrics.validation_accuracy or 0.0
+        parts.append(f"validation loss {metrics.validation_loss:.4f}, accuracy {accuracy:.3f}")
     return "  ".join(parts)
 
 

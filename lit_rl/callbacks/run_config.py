@@ -6,10 +6,12 @@ have the run folder's ``config.yaml``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers import Logger, WandbLogger
 
 
 class LogRunConfig(Callback):
@@ -30,3 +32,16 @@ class LogRunConfig(Callback):
             if isinstance(logger, WandbLogger):
                 # A resumed wandb run already has values; those of this run are the ones it uses.
                 logger.experiment.config.update(self.config, allow_val_change=True)
+
+
+def keep_wandb_files_in(run_folder: Path, loggers: Iterable[Logger]) -> None:
+    """Have wandb write into the run folder unless a ``save_dir`` is configured.
+
+    Args:
+        run_folder: Folder of the run.
+        loggers: Of the Trainer, none of them used yet.
+    """
+    for logger in loggers:
+        # The default is the current folder. Read when the wandb run is made, at its first use (Lightning 2.6).
+        if isinstance(logger, WandbLogger) and logger.save_dir in (None, "."):
+            logger._wandb_init["dir"] = logger._save_dir = str(run_folder)

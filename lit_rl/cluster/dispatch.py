@@ -230,7 +230,9 @@ def join_results(
     called = [rank for rank, call in enumerate(calls) if call is not None]
     if isinstance(rule.mode, Mesh):
         assert positions is not None
-        return _concat(method, [results[rank] for rank in called if positions[rank].is_collecting])
+        # By share, not by rank: the caller gets rows back in the order in which it gave them.
+        collecting = [rank for rank in called if positions[rank].is_collecting]
+        return _concat(method, [results[rank] for rank in sorted(collecting, key=lambda r: positions[r].dp_rank)])
     if rule.mode is Dispatch.SPLIT:
         return _concat(method, [results[rank] for rank in called])
     return [results[rank] for rank in called]

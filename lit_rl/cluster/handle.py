@@ -6,17 +6,28 @@ Everything above the cluster package talks to workers through `WorkerHandle` onl
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
+RESTART_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Waits for a worker that starts again. Few: what is asked of it may be what kills it."""
+
 
 class WorkerDied(RuntimeError):
-    """The process of a worker is gone, or was stopped, while something was asked of it."""
+    """The process of a worker is gone, or was stopped, while something was asked of it.
 
-    def __init__(self, name: str, reason: str = "its process is gone") -> None:
-        super().__init__(name, reason)
+    Attributes:
+        name: Of the worker.
+        reason: What is known.
+        is_restarting: Whether a new process takes its place under the same handle, so that asking again makes sense.
+    """
+
+    def __init__(self, name: str, reason: str = "its process is gone", is_restarting: bool = False) -> None:
+        super().__init__(name, reason, is_restarting)
         self.name = name
         self.reason = reason
+        self.is_restarting = is_restarting
 
     def __str__(self) -> str:
         return f"Worker {self.name} died: {self.reason}"
@@ -53,6 +64,29 @@ class WorkerHandle(Protocol):
 
         Never raises for a worker that is dead or does not answer within ``timeout_s`` seconds: it is killed.
         """
+
+
+async def call_again(handle: WorkerHandle, method: str, /, *args: Any, timeout_s: float) -> Any:
+    """Call a worker, and again while a new process takes the place of one that died.
+
+    Args:
+        handle: The worker.
+        method: What may be called twice: whether a call was carried out before the death is unknown.
+        *args: Its arguments.
+        timeout_s: Longest wait for one call, in seconds.
+
+    Raises:
+        WorkerDied: If the worker does not start again, or dies each time.
+        Exception: As in `WorkerHandle.call`.
+    """
+    for pause_s in RESTART_PAUSES_S:
+        try:
+            return await handle.call(method, *args, timeout_s=timeout_s)
+        except WorkerDied as error:
+            if not error.is_restarting:
+                raise
+        await asyncio.sleep(pause_s)
+    return await handle.call(method, *args, timeout_s=timeout_s)
 
 
 def timeout_error(name: str, method: str, timeout_s: float) -> TimeoutError:

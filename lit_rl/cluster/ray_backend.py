@@ -21,19 +21,31 @@ from ray.exceptions import (
     TaskCancelledError,
     WorkerCrashedError,
 )
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from lit_rl.cluster.handle import WorkerDied, timeout_error
 from lit_rl.cluster.ray_host import Failure, ProcessIdentity, WorkerHost, end_processes
 
-_GONE = (RayActorError, WorkerCrashedError, ObjectLostError, RaySystemError, TaskCancelledError)
+GONE = (RayActorError, WorkerCrashedError, ObjectLostError, RaySystemError, TaskCancelledError)
 
 
 class RayWorkerHandle:
     """A worker in an actor of its own. Picklable; the actor lives as long as the driver, or until `stop`."""
 
-    def __init__(self, name: str, actor: Any, identity: Any = None, started: Any = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        actor: Any,
+        identity: Any = None,
+        started: Any = None,
+        restarts: bool = False,
+        blueprint: Any = None,
+    ) -> None:
         self._name = name
         self._actor = actor
+        self._restarts = restarts
+        # Held here: a dead actor holds nothing, and the object would be gone when Ray starts the next process.
+        self._blueprint = blueprint
         self._identity = identity
         self._started = started
 
@@ -87,7 +99,9 @@ class RayWorkerHandle:
         if self._identity is None:
             return None, []
         try:
-            identity: ProcessIdentity = await asyncio.wait_for(_value(self._identity), 2.0)
+            # One that has restarted is another process than it was.
+            current = self._actor.identity.remote() if self._restarts else self._identity
+            identity: ProcessIdentity = await asyncio.wait_for(_value(current), 2.0)
             process = identity.find()
             return process, process.children(recursive=True) if process else []
         except Exception:  # not up yet, or gone already: then there is nothing to remember
@@ -105,8 +119,8 @@ class RayWorkerHandle:
         except asyncio.CancelledError:
             _cancel(awaitable)
             raise
-        except _GONE as error:
-            raise WorkerDied(self._name, _first_line(error)) from error
+        except GONE as error:
+            raise WorkerDied(self._name, _first_line(error), self._restarts) from error
 
     def _check(self, outcome: Any, method: str) -> Any:
         if isinstance(outcome, Failure):
@@ -120,7 +134,7 @@ class RayWorkerHandle:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The references stay here: a copy of them would pin their objects for the life of the other process.
-        return RayWorkerHandle, (self._name, self._actor)
+        return RayWorkerHandle, (self._name, self._actor, None, None, self._restarts)
 
 
 def start_worker(
@@ -133,9 +147,15 @@ def start_worker(
     num_gpus: float,
     env: dict[str, str | None],
     max_concurrency: int,
+    node_id: str | None = None,
+    restarts: bool = False,
 ) -> RayWorkerHandle:
-    """Start one worker and return at once; `RayWorkerHandle.ready` waits for it."""
+    """Start one worker and return at once; `RayWorkerHandle.ready` waits for it.
+
+    Args as in `WorkerGroup.create`; ``node_id`` is the node to prefer, any other serves too.
+    """
     settings = {variable: value for variable, value in env.items() if value is not None}
+    blueprint = ray.put((worker_cls, kwargs)) if restarts else None
     host: Any = ray.remote(WorkerHost)
     actor = host.options(
         name=name,
@@ -144,12 +164,24 @@ def start_worker(
         num_gpus=num_gpus,
         max_concurrency=max_concurrency,
         runtime_env={"env_vars": settings} if settings else None,
-        max_restarts=0,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=True) if node_id else None,
+        max_restarts=-1 if restarts else 0,
         enable_task_events=False,  # thousands of short calls per second
-    ).remote(list(sys.path), env)
+    ).remote(list(sys.path), env, [blueprint] if restarts else None)
     identity = actor.identity.remote()
+    if restarts:
+        started = actor.start_from_blueprint.remote()
+        return RayWorkerHandle(name, actor, identity, started, restarts=True, blueprint=blueprint)
     # A second step, so that class and arguments are unpickled after the environment is set.
     return RayWorkerHandle(name, actor, identity, actor.start.remote(worker_cls, kwargs))
+
+
+def cpu_nodes() -> list[str]:
+    """Ids of the living nodes that have cores, this process's own first, the others in the order of their addresses."""
+    own = ray.get_runtime_context().get_node_id()
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
+    nodes.sort(key=lambda node: (node["NodeID"] != own, node["NodeManagerAddress"], node["NodeID"]))
+    return [node["NodeID"] for node in nodes]
 
 
 def find_actor(name: str, namespace: str) -> RayWorkerHandle:

@@ -98,6 +98,15 @@ class ProcessIdentity:
         except psutil.Error:
             return None
 
+    def may_live(self) -> bool:
+        """Return whether the process still runs; of one on another machine that is not known, so True."""
+        if self.host != socket.gethostname():
+            return True
+        process = self.find()
+        with contextlib.suppress(psutil.Error):
+            return process is not None and process.status() != psutil.STATUS_ZOMBIE
+        return False
+
 
 class WorkerHost:
     """Actor around one worker object.
@@ -105,9 +114,11 @@ class WorkerHost:
     Args:
         search_path: The driver's ``sys.path``: entries missing here are appended, so that its modules are found.
         env: Environment of the worker; ``None`` removes a variable.
+        blueprint: Reference to the worker's class and arguments, in a list so that it stays one. With it, a process
+            that Ray starts in the place of a dead one builds the worker anew; otherwise `start` brings them.
     """
 
-    def __init__(self, search_path: list[str], env: dict[str, str | None]) -> None:
+    def __init__(self, search_path: list[str], env: dict[str, str | None], blueprint: list[Any] | None = None) -> None:
         sys.path += [entry for entry in search_path if entry not in sys.path]
         for variable in RANK_VARIABLES:
             os.environ.pop(variable, None)
@@ -118,6 +129,8 @@ class WorkerHost:
                 os.environ[variable] = value
         keep_exit_codes()
         self._guardian = guard_children()
+        self._blueprint = blueprint
+        self._build_lock = asyncio.Lock()
         self._worker: Any = None
         self._failure: Failure | None = None
         self._is_ready = asyncio.Event()
@@ -138,6 +151,17 @@ class WorkerHost:
         self._is_ready.set()
         return self._failure
 
+    async def start_from_blueprint(self) -> Failure | None:
+        """Construct the worker from the blueprint, once."""
+        async with self._build_lock:
+            if self._blueprint is not None and not self._is_ready.is_set():
+                await self.start(*await self._blueprint[0])
+        return self._failure
+
+    async def _wait_until_ready(self) -> None:
+        await self.start_from_blueprint()
+        await self._is_ready.wait()
+
     async def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the worker; an exception comes back as a `Failure`."""
         try:
@@ -149,14 +173,14 @@ class WorkerHost:
     async def stream(self, method: str, /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         """Yield from an async generator method of the worker; an exception is the last item, as a `Failure`."""
         try:
-            await self._is_ready.wait()
+            await self._wait_until_ready()
             async for item in getattr(self._worker, method)(*args, **kwargs):
                 yield item
         except Exception as error:
             yield self._failure or Failure.of(error)
 
     async def _bind(self, method: str) -> Callable[..., Any]:
-        await self._is_ready.wait()
+        await self._wait_until_ready()
         function = getattr(self._worker, method)
         self._functions[method] = function if inspect.iscoroutinefunction(function) else self._threaded(function)
         return self._functions[method]

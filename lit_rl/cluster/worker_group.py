@@ -11,7 +11,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from lit_rl.cluster.dispatch import MeshPosition, find_rules
+from lit_rl.cluster.dispatch import DispatchError, MeshPosition, find_rules
 from lit_rl.cluster.group_method import GroupMethod
 from lit_rl.cluster.handle import WorkerHandle
 from lit_rl.cluster.inline_backend import InlineWorkerHandle
@@ -55,6 +55,8 @@ class WorkerGroup:
         num_gpus: float = 0.0,
         env: Environment | Sequence[Environment] | None = None,
         max_concurrency: int = 1000,
+        spread: bool = False,
+        restarts: bool = False,
     ) -> WorkerGroup:
         """Start ``num_workers`` workers and return at once; `ready` waits for them.
 
@@ -70,6 +72,10 @@ class WorkerGroup:
             env: Environment of the workers, one for all or one per rank, in place before their class is imported. The
                 rank variables of a training launcher are removed unless given here. Without effect inline.
             max_concurrency: Most calls a worker runs at once.
+            spread: Place workers round-robin over the nodes with cores, this one first. A wish: where a node is gone, a
+                worker starts elsewhere. Otherwise, and inline, Ray chooses.
+            restarts: Start a new process, with a newly constructed worker, in the place of one that died. Calls that it
+                had raise `WorkerDied` with ``is_restarting``. For workers without a state of their own.
         """
         if num_workers < 1:
             raise ValueError(f"WorkerGroup {name}: num_workers={num_workers} must be at least 1.")
@@ -77,6 +83,7 @@ class WorkerGroup:
         rank_kwargs = _per_rank(per_rank_kwargs, num_workers, "per_rank_kwargs", name)
         rank_env = _per_rank([env] * num_workers if isinstance(env, dict) else env, num_workers, "env", name)
         handles: list[WorkerHandle] = []
+        nodes = _nodes(runtime) if spread else []
         for rank in range(num_workers):
             worker_kwargs = {**(kwargs or {}), **rank_kwargs[rank]}
             if runtime.backend == "inline":
@@ -95,6 +102,8 @@ class WorkerGroup:
                     num_gpus=num_gpus,
                     env=dict(rank_env[rank]),
                     max_concurrency=max_concurrency,
+                    node_id=nodes[rank % len(nodes)] if nodes else None,
+                    restarts=restarts,
                 )
             )
         group = cls(name, handles, worker_cls, runtime)
@@ -125,7 +134,9 @@ class WorkerGroup:
         """Ask every worker once where it is in a mesh."""
         if mesh not in self._mesh_positions:
             asked = (worker.call("get_mesh_position", mesh, timeout_s=60.0) for worker in self.workers)
-            self._mesh_positions[mesh] = list(await asyncio.gather(*asked))
+            positions = list(await asyncio.gather(*asked))
+            _check_mesh(self.name, mesh, positions)
+            self._mesh_positions[mesh] = positions
         return self._mesh_positions[mesh]
 
     async def _share(self, value: Any) -> Any:
@@ -151,6 +162,26 @@ def find_worker(runtime: Runtime, name: str) -> WorkerHandle:
 
     runtime.start()
     return find_actor(name, runtime.namespace)
+
+
+def _check_mesh(group: str, mesh: str, positions: Sequence[MeshPosition]) -> None:
+    """Refuse a mesh in which a share would reach nobody, or its result come back twice or not at all."""
+    for dp_rank in range(1 + max(position.dp_rank for position in positions)):
+        ranks = [rank for rank, position in enumerate(positions) if position.dp_rank == dp_rank]
+        collecting = [rank for rank in ranks if positions[rank].is_collecting]
+        if len(collecting) != 1:
+            raise DispatchError(
+                f"WorkerGroup {group}: data-parallel rank {dp_rank} of mesh {mesh!r} has the workers {ranks}, of which "
+                f"{collecting} collect. Register every rank from 0 on, each with exactly one collecting worker."
+            )
+
+
+def _nodes(runtime: Runtime) -> list[str]:
+    if runtime.backend == "inline":
+        return []
+    from lit_rl.cluster.ray_backend import cpu_nodes
+
+    return cpu_nodes()
 
 
 def _per_rank(given: Sequence[Any] | None, num_workers: int, option: str, name: str) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ name is given.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from lit_rl.data.prompt_dataset import choose_rows
@@ -18,12 +19,15 @@ class HuggingFaceDataset:
 
     Args:
         dataset: Name or folder for ``datasets.load_dataset``, or a dataset object (anything that yields rows as
-        mappings). split: Split to load. config_name: Configuration of the dataset, such as ``main`` for gsm8k.
+            mappings).
+        split: Split to load.
+        config_name: Configuration of the dataset, such as ``main`` for gsm8k.
         question_column: Column with the question, made into a user message. Default: the rows have verl's columns.
-        answer_column: Column with the ground truth; needs ``question_column``. data_source: Chooses the scorer; needs
-        ``question_column``. Default: the name of the dataset. system_prompt: Text of a system message before the
-        question. max_samples: Most rows to keep. Default: all. sample_seed: Seed of the random subset that
-        ``max_samples`` keeps. Default: the first rows are kept.
+        answer_column: Column with the ground truth; needs ``question_column``.
+        data_source: Chooses the scorer; needs ``question_column``. Default: the name of the dataset.
+        system_prompt: Text of a system message before the question; needs ``question_column``.
+        max_samples: Most rows to keep. Default: all.
+        sample_seed: Seed of the random subset that ``max_samples`` keeps. Default: the first rows are kept.
 
     Raises:
         ModuleNotFoundError: If a name is given and ``datasets`` is not installed.
@@ -45,10 +49,21 @@ class HuggingFaceDataset:
         name = dataset if isinstance(dataset, str) else type(dataset).__name__
         if (question_column is None) != (answer_column is None):
             raise ValueError("HuggingFaceDataset: question_column and answer_column go together; give both or neither.")
+        for option, value in (("data_source", data_source), ("system_prompt", system_prompt)):
+            if value is not None and question_column is None:
+                raise ValueError(
+                    f"HuggingFaceDataset: {option} is used with question_column only; without it the rows have verl's "
+                    "columns. Give question_column and answer_column, or leave it out."
+                )
         rows = _load_by_name(dataset, split, config_name) if isinstance(dataset, str) else dataset
         placed: list[tuple[Prompt, str]] = []
         for index, row in enumerate(rows):
             place = f"{name} ({split}), row {index}"
+            if not isinstance(row, Mapping):
+                raise ValueError(
+                    f"{place}: must be a mapping of columns, not {type(row).__name__}. Of a DatasetDict pass one split."
+                )
+            row = dict(row)
             columns = list(row)
             if question_column is not None and answer_column is not None:
                 for column in (question_column, answer_column):

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from lit_rl.algorithms.aggregate import prompt_mean_weights
+from lit_rl.experience.flat import FlatTrajectories
 from lit_rl.experience.plan import IterationPlan, MiniBatchPlan
 from lit_rl.experience.progress import PhaseProgress
 from lit_rl.models.packing import PackedSequences, pack
@@ -30,7 +31,7 @@ class Experience:
         iteration: From 0.
         temperature: The one responses were sampled with; the trainer divides its logits by it.
         plan: Who computes what.
-        trajectories: This rank's, ascending in their global index.
+        trajectories: This rank's, ascending in their global index; records may be made on each access.
         indices: Global index of each of them, in [0, N).
         rewards: ``[N]`` float32, all ranks.
         group_ids: ``[N]`` int64, all ranks; equal for trajectories of one prompt.
@@ -63,7 +64,7 @@ class Experience:
         self.iteration = iteration
         self.temperature = temperature
         self.plan = plan
-        self.trajectories = list(trajectories)
+        self.trajectories = trajectories
         self.indices = list(indices)
         self.rewards = rewards
         self.group_ids = group_ids
@@ -72,13 +73,16 @@ class Experience:
         self.share_prompts = share_prompts
         self.metrics = dict(metrics or {})
         self.phase = phase or PhaseProgress()
-        self.columns: dict[str, list[Tensor]] = {
-            "rollout_logprobs": [torch.tensor(t.rollout_logprobs, dtype=torch.float32) for t in self.trajectories]
-        }
+        if isinstance(trajectories, FlatTrajectories):
+            logprobs = trajectories.tensors("rollout_logprobs")
+            self._masks = [mask.view(torch.bool) for mask in trajectories.tensors("loss_mask")]
+        else:
+            logprobs = [torch.tensor(t.rollout_logprobs, dtype=torch.float32) for t in trajectories]
+            self._masks = [torch.tensor(t.loss_mask, dtype=torch.bool) for t in trajectories]
+        self.columns: dict[str, list[Tensor]] = {"rollout_logprobs": logprobs}
         self.advantages: Tensor | None = None
         self.is_scored = False
         self._local = {index: position for position, index in enumerate(self.indices)}
-        self._masks = [torch.tensor(t.loss_mask, dtype=torch.bool) for t in self.trajectories]
 
     def __len__(self) -> int:
         """Trajectories of this rank."""
@@ -205,19 +209,24 @@ class MiniBatch:
         indices = [self.experience.indices[position] for position in batch.positions]
         return torch.tensor([self._prompt_weights[index] for index in indices], device=self.device)
 
-    def micro_batches(self, *, only_weighted: bool = False) -> Iterator[tuple[MicroBatch, bool]]:
+    def weighted_indices(self) -> list[list[int]]:
+        """The micro-batches without trajectories whose advantage is 0, and without those that then are empty."""
+        kept = [[i for i in indices if self.experience.has_weight(i)] for indices in self.indices]
+        return [indices for indices in kept if indices]
+
+    def micro_batches(
+        self, indices: Sequence[Sequence[int]] | None = None, at_least: int = 0
+    ) -> Iterator[tuple[MicroBatch, bool]]:
         """Yield each micro-batch with whether it is the last.
 
         Args:
-            only_weighted: Leave out trajectories whose advantage is 0, and micro-batches that then are empty. For one
-                rank only, and where nothing but the advantages weighs a token's loss.
+            indices: Global indices of each; ``None`` takes all of the plan.
+            at_least: So many, the last ones empty: all ranks must run the same number.
         """
-        kept = self.indices
-        if only_weighted:
-            kept = [[i for i in indices if self.experience.has_weight(i)] for indices in kept]
-            kept = [indices for indices in kept if indices]
-        for number, indices in enumerate(kept):
-            yield MicroBatch(self.experience, indices, self.device), number == len(kept) - 1
+        kept: list[Sequence[int]] = list(self.indices if indices is None else indices)
+        kept += [()] * (at_least - len(kept))
+        for number, members in enumerate(kept):
+            yield MicroBatch(self.experience, members, self.device), number == len(kept) - 1
 
 
 def _pad(rows: list[Tensor], dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,8 +1,8 @@
 """Roll out one iteration: rows from the cursor, trajectories from the agent loops, experience for the loader.
 
-Position in the flow: cursor -> **collector** -> agent-loop manager -> **collector** -> loader. It gates on the policy
-version, derives every trajectory's seed, replaces groups that teach nothing, and leaves failed trajectories out. It
-computes nothing that needs a network.
+Position in the flow: cursor -> **collector** -> agent-loop manager -> **collector** -> shares of ranks -> loader. It
+gates on the policy version, derives every trajectory's seed, replaces groups that teach nothing, and leaves failed
+trajectories out. It computes nothing that needs a network, and runs on rank 0 alone.
 """
 
 from __future__ import annotations
@@ -11,34 +11,33 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-
-import torch
 
 from lit_rl.agents import AgentLoopManager, TrajectoryRequest
 from lit_rl.cluster import Runtime
-from lit_rl.experience.batch import Experience
 from lit_rl.experience.dynamic_sampling import sample_until_spread
-from lit_rl.experience.plan import plan_iteration
 from lit_rl.experience.progress import PhaseProgress
+from lit_rl.experience.recording import ReplayedRollouts, TrajectoryRecorder
+from lit_rl.experience.share import Rollout, SequenceScalars
 from lit_rl.metrics.rollout import rollout_metrics
 from lit_rl.serving import LLMServerManager
 from lit_rl.types import Prompt, SamplingParams, Trajectory
 
 
 class Collector:
-    """Turns rows into experience, iteration by iteration, and into scored trajectories for validation."""
+    """Turns rows into rollouts, iteration by iteration, and into scored trajectories for validation."""
 
     def __init__(
         self,
         *,
         runtime: Runtime,
-        agents: AgentLoopManager,
-        servers: LLMServerManager,
+        agents: AgentLoopManager | ReplayedRollouts,
+        servers: LLMServerManager | ReplayedRollouts,
         phase: PhaseProgress,
         seed: int,
         timeout_s: float,
+        recorder: TrajectoryRecorder | None = None,
     ) -> None:
         """Keep the managers.
 
@@ -49,6 +48,7 @@ class Collector:
             phase: Where progress is told.
             seed: Root of all sampling seeds.
             timeout_s: Longest rollout in seconds.
+            recorder: Keeps what was rolled out to learn from.
         """
         self.runtime = runtime
         self.agents = agents
@@ -56,6 +56,7 @@ class Collector:
         self.phase = phase
         self.seed = seed
         self.timeout_s = timeout_s
+        self.recorder = recorder
         self.last_trajectories: list[Trajectory] = []
 
     def collect(
@@ -65,27 +66,17 @@ class Collector:
         sampling: SamplingParams,
         *,
         group_size: int,
-        num_mini_batches: int,
-        ppo_epochs: int,
-        max_tokens: int,
-        micro_batch_size: int | None,
-        share_prompts: bool,
         greedy_baseline: bool = False,
         dynamic_sampling_rounds: int = 0,
         next_rows: Callable[[int], Sequence[Prompt]] = lambda num: (),
-    ) -> Experience:
-        """Roll out ``group_size`` trajectories of each row and plan how they are learnt from.
+    ) -> Rollout:
+        """Roll out ``group_size`` trajectories of each row.
 
         Args:
             iteration: From 0.
             rows: To begin with.
             sampling: Of the trajectories that are learnt from.
             group_size: Trajectories per row.
-            num_mini_batches: Optimizer steps per pass.
-            ppo_epochs: Passes over the experience.
-            max_tokens: Token budget of a micro-batch.
-            micro_batch_size: Most trajectories of one.
-            share_prompts: Compute the prompt of a group once per micro-batch.
             greedy_baseline: Also roll out one greedy trajectory per row, for its reward only.
             dynamic_sampling_rounds: How often groups of equal rewards are replaced by groups of fresh rows.
             next_rows: Takes so many fresh rows from the cursor.
@@ -94,7 +85,7 @@ class Collector:
             RuntimeError: If the replicas do not hold the weights of this iteration.
         """
         self.servers.require_version(iteration, iteration)
-        greedy_rewards: dict[str, float] = {}
+        greedy: list[Trajectory] = []
 
         def roll_out(fresh: Sequence[Prompt], first_number: int) -> list[Trajectory]:
             requests = self._requests(iteration, fresh, first_number, range(group_size))
@@ -102,50 +93,38 @@ class Collector:
                 return self._generate("rollout", requests, sampling)
             # It comes after the samples of its group, so that its index and seed are its own.
             greedy_requests = self._requests(iteration, fresh, first_number, range(group_size, group_size + 1))
-            sampled, greedy = self._generate_both(requests, sampling, greedy_requests, _greedy(sampling))
-            greedy_rewards.update({t.group_id: _reward_or_nan(t) for t in greedy})
+            sampled, baselines = self._generate_both(requests, sampling, greedy_requests, _greedy(sampling))
+            greedy.extend(baselines)
             return sampled
 
         started = time.perf_counter()
         sampled = sample_until_spread(rows, roll_out, next_rows, dynamic_sampling_rounds)
         seconds = time.perf_counter() - started
         self.last_trajectories = sampled.everything
+        if self.recorder is not None:
+            self.recorder.write(iteration, [*sampled.everything, *greedy])
+        greedy_rewards = {trajectory.group_id: _reward_or_nan(trajectory) for trajectory in greedy}
         sequences = [sequence for trajectory in sampled.kept for sequence in (trajectory, *trajectory.branches)]
         usable = [sequence for sequence in sequences if not sequence.has_failed]
-        group_numbers = _group_numbers(usable)
-        plan = plan_iteration(
-            [trajectory.length for trajectory in usable],
-            1,
-            num_mini_batches,
-            ppo_epochs,
-            max_tokens,
-            derive_seed(self.seed, "plan", iteration),
-            loss_tokens=[trajectory.num_loss_tokens for trajectory in usable],
-            prompt_lengths=[len(trajectory.prompt_ids) for trajectory in usable],
-            # A branch has a prompt of its own, and shares it with none.
-            group_ids=[(group, tuple(t.prompt_ids)) for group, t in zip(group_numbers, usable, strict=True)],
-            share_prompts=share_prompts,
-            micro_batch_size=micro_batch_size,
-        )
-        own = plan.rank_sequences[0]
-        return Experience(
-            iteration=iteration,
-            temperature=sampling.temperature,
-            plan=plan,
-            trajectories=[usable[index] for index in own],
-            indices=own,
-            rewards=torch.tensor([trajectory.reward for trajectory in usable], dtype=torch.float32),
-            group_ids=torch.tensor(group_numbers, dtype=torch.int64),
-            loss_tokens=torch.tensor([trajectory.num_loss_tokens for trajectory in usable], dtype=torch.int64),
-            greedy_rewards=(
-                torch.tensor([greedy_rewards[trajectory.group_id] for trajectory in usable], dtype=torch.float32)
-                if greedy_baseline
-                else None
+        group_numbers = _dense_numbers([trajectory.group_id for trajectory in usable])
+        prompts = [(group, tuple(t.prompt_ids)) for group, t in zip(group_numbers, usable, strict=True)]
+        return Rollout(
+            scalars=SequenceScalars(
+                iteration=iteration,
+                temperature=sampling.temperature,
+                plan_seed=derive_seed(self.seed, "plan", iteration),
+                lengths=[trajectory.length for trajectory in usable],
+                prompt_lengths=[len(trajectory.prompt_ids) for trajectory in usable],
+                loss_tokens=[trajectory.num_loss_tokens for trajectory in usable],
+                rewards=[float(trajectory.reward or 0.0) for trajectory in usable],
+                group_ids=group_numbers,
+                # A branch has a prompt of its own, and shares it with none.
+                prompt_groups=_dense_numbers(prompts),
+                greedy_rewards=[greedy_rewards[t.group_id] for t in usable] if greedy_baseline else None,
+                # Of everything that was sampled: groups left out would hide what the policy can do.
+                metrics={**rollout_metrics(sampled.everything, seconds), **sampled.metrics},
             ),
-            share_prompts=share_prompts,
-            # Of everything that was sampled: groups left out would hide what the policy can do.
-            metrics={**rollout_metrics(sampled.everything, seconds), **sampled.metrics, **plan.metrics},
-            phase=self.phase,
+            sequences=usable,
         )
 
     def _requests(
@@ -228,7 +207,7 @@ def _reward_or_nan(trajectory: Trajectory) -> float:
     return math.nan if trajectory.has_failed or trajectory.reward is None else trajectory.reward
 
 
-def _group_numbers(trajectories: Sequence[Trajectory]) -> list[int]:
-    """A dense number per group, in order of first appearance."""
-    numbers: dict[str, int] = {}
-    return [numbers.setdefault(trajectory.group_id, len(numbers)) for trajectory in trajectories]
+def _dense_numbers(names: Sequence[Hashable]) -> list[int]:
+    """A number per name, in order of first appearance."""
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(name, len(numbers)) for name in names]

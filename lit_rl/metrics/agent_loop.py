@@ -35,7 +35,8 @@ def agent_loop_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         ``agent_loop/{generate_s,tool_s,score_s,num_preempted,num_tool_calls}/{mean,max,min}``, zero where a trajectory
         has none; the same numbers and the lengths of the slowest trajectory under ``agent_loop/slowest/``; totals of
         tool errors, time-outs and wrong calls; shares of conversations that a limit ended; means of what each tool
-        reported, over the trajectories that used it. What no trajectory knows is left out.
+        reported, over the trajectories that used it, and, of a tool that reports ``num_calls``, over its calls
+        (``per_call``). What no trajectory knows is left out.
     """
     measured = [trajectory for trajectory in trajectories if trajectory.metrics]
     if not measured:
@@ -58,6 +59,10 @@ def agent_loop_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         elif own.startswith("tool/"):
             reported = [trajectory.metrics[own] for trajectory in measured if own in trajectory.metrics]
             metrics[f"{own}/mean"] = sum(reported) / len(reported)
+            # A tool that counts its calls has rates: of failures, of cache hits, seconds per call.
+            calls = f"{own.rpartition('/')[0]}/num_calls"
+            if own != calls and (num_calls := sum(trajectory.metrics.get(calls, 0.0) for trajectory in measured)):
+                metrics[f"{own}/per_call"] = sum(reported) / num_calls
     return metrics
 
 

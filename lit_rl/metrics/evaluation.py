@@ -1,4 +1,4 @@
-"""What a validation says about the policy: means over rows, and the chance that one of k samples is right."""
+"""What a validation says about the policy: means over rows, and what the best of k samples is worth."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ def evaluation_metrics(data_source: str, trajectories: Sequence[Trajectory]) -> 
     """Summarise one data source. Every row counts once, however many samples of it succeeded.
 
     ``val-core/<source>/reward/mean@k`` is the mean reward, with k samples of each row; ``pass@j`` the chance that the
-    best of j samples has a reward above 0.5, without bias (arXiv:2107.03374, eq. 1); ``val-aux/<source>/<part>/mean``
-    the mean of each reward part. Failed trajectories are in no mean; their share is ``val-aux/<source>/failed_share``.
+    best of j samples has a reward above 0.5, without bias (arXiv:2107.03374, eq. 1), for j = 2, 4, ... up to k.
+    ``best@j/mean`` and ``worst@j/mean`` are the expected best and worst reward of j samples, in place of verl's
+    bootstrap and exact; of these only ``best@k`` is in ``val-core``. ``val-aux/<source>/<part>/mean`` is the mean of
+    each reward part. Failed trajectories are in no mean; their share is ``val-aux/<source>/failed_share``.
 
     Args:
         data_source: Name in the keys.
@@ -34,14 +36,37 @@ def evaluation_metrics(data_source: str, trajectories: Sequence[Trajectory]) -> 
     metrics[f"val-core/{data_source}/reward/mean@{samples}"] = sum(means) / len(means)
     size = 2
     while size <= samples:
-        chances = [pass_at_k(rewards, size) for rewards in rows.values() if len(rewards) >= size]
-        if chances:
-            metrics[f"val-core/{data_source}/reward/pass@{size}"] = sum(chances) / len(chances)
+        metrics |= _of_draws(data_source, [rewards for rewards in rows.values() if len(rewards) >= size], size, samples)
         size *= 2
     metrics |= part_means(f"val-aux/{data_source}", usable)
     lengths = [len(trajectory.response_ids) for trajectory in usable]
     metrics[f"val-aux/{data_source}/response_length/mean"] = sum(lengths) / len(lengths)
     return metrics
+
+
+def _of_draws(data_source: str, rows: Sequence[Sequence[float]], size: int, samples: int) -> dict[str, float]:
+    """Means over rows of what ``size`` of their samples are worth together; nothing where no row has so many."""
+    if not rows:
+        return {}
+    core, aux = f"val-core/{data_source}/reward", f"val-aux/{data_source}/reward"
+    return {
+        f"{core}/pass@{size}": sum(pass_at_k(rewards, size) for rewards in rows) / len(rows),
+        f"{core if size == samples else aux}/best@{size}/mean": sum(best_at_k(row, size) for row in rows) / len(rows),
+        f"{aux}/worst@{size}/mean": -sum(best_at_k([-reward for reward in row], size) for row in rows) / len(rows),
+    }
+
+
+def best_at_k(rewards: Sequence[float], k: int) -> float:
+    """Unbiased estimate of the expected best reward of ``k`` samples.
+
+    The i-th smallest of n rewards is the best of ``C(i - 1, k - 1)`` of the ``C(n, k)`` draws.
+
+    Args:
+        rewards: Of the n samples of one row, ``n >= k``.
+        k: Samples drawn without replacement.
+    """
+    draws = comb(len(rewards), k)
+    return sum(reward * (comb(i, k - 1) / draws) for i, reward in enumerate(sorted(rewards)))
 
 
 def pass_at_k(rewards: Sequence[float], k: int, threshold: float = 0.5) -> float:

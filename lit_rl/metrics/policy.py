@@ -6,6 +6,9 @@ already carry the global normalisation, so the module sums them over micro-batch
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -36,11 +39,26 @@ class PolicyMetrics:
         """Add to a count."""
         self._counts[name] = self._counts.get(name, 0.0) + amount
 
-    def compute(self) -> dict[str, float]:
-        """Everything collected so far, as numbers; what has no weight is left out. Starts anew."""
-        means = {name: total / self._weights[name] for name, total in self._sums.items() if self._weights[name] > 0}
-        result = {name: float(value) for name, value in (means | self._maxima | self._counts).items()}
+    def compute(self, gather: Callable[[Any], list[Any]] = lambda own: [own]) -> dict[str, float]:
+        """Everything collected so far, as numbers; what has no weight is left out. Starts anew.
+
+        Args:
+            gather: Returns what every rank has passed in. Means are over all ranks' weights; counts are of what all
+                ranks do together.
+        """
+        sums = {name: (float(total), float(self._weights[name])) for name, total in self._sums.items()}
+        maxima = {name: float(value) for name, value in self._maxima.items()}
+        ranks = gather((sums, maxima, dict(self._counts)))
         self._sums, self._weights, self._maxima, self._counts = {}, {}, {}, {}
+        result: dict[str, float] = {}
+        for name in dict.fromkeys(name for rank_sums, _, _ in ranks for name in rank_sums):
+            pairs = [rank_sums.get(name, (0.0, 0.0)) for rank_sums, _, _ in ranks]
+            weight = sum(pair[1] for pair in pairs)
+            if weight > 0:
+                result[name] = sum(pair[0] for pair in pairs) / weight
+        for _, maxima, counts in ranks:
+            for name, value in (maxima | counts).items():
+                result[name] = max(value, result.get(name, value))
         return result
 
 

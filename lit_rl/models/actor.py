@@ -7,30 +7,33 @@ Sampling, losses and optimizers are elsewhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lit_rl.models.backbone import check_head, packed_hidden_states, prepare_network
 from lit_rl.models.packing import PackedSequences, unpack
-from lit_rl.models.token_logprobs import sum_pi_squared, token_logprobs
+from lit_rl.models.token_logprobs import most_likely_tokens, sum_pi_squared, token_logprobs
 from lit_rl.models.working_copy import Bf16WorkingCopy
 
 
-@dataclass(kw_only=True)
-class TokenScores:
+class TokenScores(NamedTuple):
     """What a network says about the response tokens of a micro-batch.
+
+    A tuple, because that is where sharding strategies look for the tensors whose gradient comes back.
 
     Attributes:
         logprobs: ``[B, T]`` float32, nats; 0 where a token was not wanted.
         entropies: ``[B, T]`` float32, nats, of the distributions the tokens came from; ``None`` unless asked for.
+        is_most_likely: ``[B, T]`` float32, 1 where the token is the network's first choice; ``None`` unless asked for.
         sum_pi_squared: ``[B, T]`` float32, their sums of squared probabilities, without gradient; ``None`` unless
             asked for.
     """
 
     logprobs: Tensor
-    entropies: Tensor | None
+    entropies: Tensor | None = None
+    is_most_likely: Tensor | None = None
     sum_pi_squared: Tensor | None = None
 
 
@@ -77,6 +80,7 @@ class Actor(nn.Module):
         packed: PackedSequences,
         temperature: float = 1.0,
         with_entropy: bool = False,
+        with_most_likely: bool = False,
         with_sum_pi_squared: bool = False,
     ) -> TokenScores:
         """Score the wanted tokens of a packed micro-batch.
@@ -85,6 +89,7 @@ class Actor(nn.Module):
             packed: The micro-batch, on the network's device.
             temperature: The one the tokens were sampled with, above 0.
             with_entropy: Also return entropies.
+            with_most_likely: Also say which tokens are the network's first choice (computes the logits once more).
             with_sum_pi_squared: Also return sums of squared probabilities.
 
         Returns:
@@ -94,7 +99,15 @@ class Actor(nn.Module):
         if self.working_copy is not None:
             network = self.working_copy.network  # type: ignore[assignment]
             network.train(self.network.training)
-        return score_packed(network, packed, temperature, with_entropy, self.chunk_size, with_sum_pi_squared)
+        return score_packed(
+            network,
+            packed,
+            temperature,
+            with_entropy,
+            self.chunk_size,
+            with_most_likely=with_most_likely,
+            with_sum_pi_squared=with_sum_pi_squared,
+        )
 
 
 def score_packed(
@@ -103,6 +116,7 @@ def score_packed(
     temperature: float,
     with_entropy: bool,
     chunk_size: int = 1024,
+    with_most_likely: bool = False,
     with_sum_pi_squared: bool = False,
 ) -> TokenScores:
     """Run ``network`` on a packed row and score its wanted tokens; see `Actor.forward`."""
@@ -110,9 +124,14 @@ def score_packed(
     weight = network.get_output_embeddings().weight
     scores = token_logprobs(hidden, weight, packed.target_ids, temperature, chunk_size, with_entropy)
     logprobs, entropies = scores if isinstance(scores, tuple) else (scores, None)
+    is_most_likely = None
+    if with_most_likely:
+        first_choice = most_likely_tokens(hidden.detach(), weight.detach(), chunk_size)
+        is_most_likely = unpack((first_choice == packed.target_ids).float(), packed)
     squares = sum_pi_squared(hidden, weight, temperature, chunk_size) if with_sum_pi_squared else None
     return TokenScores(
         logprobs=unpack(logprobs, packed),
         entropies=None if entropies is None else unpack(entropies, packed),
+        is_most_likely=is_most_likely,
         sum_pi_squared=None if squares is None else unpack(squares, packed),
     )

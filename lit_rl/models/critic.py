@@ -76,7 +76,7 @@ class Critic(nn.Module):
         # The copy is bfloat16 already: autocast would only look for casts to make.
         with torch.autocast(device_type, enabled=False) if self.working_copy is not None else nullcontext():
             hidden = packed_hidden_states(backbone, packed)  # [S, D]
-        # One number per token: bfloat16 would round it to three digits and save nothing.
+        # One number per token: bfloat16 would round it to three digits and save nothing. DeepSpeed leaves no choice.
         with torch.autocast(device_type, enabled=False):
-            values = self.value_head(hidden.float())[:, 0]  # [S]
-        return unpack(values, packed)
+            values = self.value_head(hidden.to(self.value_head.weight.dtype))[:, 0]  # [S]
+        return unpack(values.float(), packed)

@@ -40,6 +40,10 @@ _TINY_MAX_STEP = 127
 _TINY_STEP = 2.0**-10
 
 
+class ModelLoadError(OSError):
+    """A model that can be had neither from the hub nor from its cache."""
+
+
 def resolve_model(name: str, cache_dir: Path | None = None) -> str:
     """Return what ``from_pretrained`` and vLLM accept for a model name: a local folder or a hub id.
 
@@ -89,7 +93,8 @@ def max_positions(name: str, cache_dir: Path | None = None) -> int | None:
     """
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(resolve_model(name, cache_dir)).get_text_config()
+    with _hub_errors_named(name):
+        config = AutoConfig.from_pretrained(resolve_model(name, cache_dir)).get_text_config()
     limit = getattr(config, "max_position_embeddings", None)
     return None if limit is None else int(limit)
 
@@ -103,14 +108,20 @@ def load_tokenizer(name: str, cache_dir: Path | None = None) -> PreTrainedTokeni
     """
     from transformers import AutoTokenizer
 
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(resolve_model(name, cache_dir))
+    with _hub_errors_named(name):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(resolve_model(name, cache_dir))
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
-def load_causal_lm(name: str, dtype: torch.dtype = torch.float32, cache_dir: Path | None = None) -> PreTrainedModel:
-    """Return a causal language model on the CPU, in evaluation mode, with SDPA attention and every dropout set to 0.
+def load_causal_lm(
+    name: str,
+    dtype: torch.dtype = torch.float32,
+    cache_dir: Path | None = None,
+    attn_implementation: str = "sdpa",
+) -> PreTrainedModel:
+    """Return a causal language model on the CPU, in evaluation mode, with every dropout set to 0.
 
     Dropout is off in the configuration itself, so that ``model.train()`` does not bring it back: scoring and training
     must give the same log-probs.
@@ -119,21 +130,42 @@ def load_causal_lm(name: str, dtype: torch.dtype = torch.float32, cache_dir: Pat
         name: See `resolve_model`.
         dtype: Of the parameters. Training wants float32 masters.
         cache_dir: See `resolve_model`.
+        attn_implementation: Attention of transformers.
+
+    Raises:
+        ValueError: If transformers does not have this attention here.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     path = resolve_model(name, cache_dir)
-    config = AutoConfig.from_pretrained(path)
-    _switch_dropout_off(config)
-    with _no_progress_bars():
+    with _hub_errors_named(name), no_progress_bars():
+        config = AutoConfig.from_pretrained(path)
+        _switch_dropout_off(config)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, attn_implementation="sdpa", low_cpu_mem_usage=True
+            path, config=config, dtype=dtype, attn_implementation=attn_implementation, low_cpu_mem_usage=True
         )
     return model.eval()
 
 
 @contextlib.contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def _hub_errors_named(name: str) -> Iterator[None]:
+    """Say which model it is that transformers cannot load, and what works without a hub."""
+    try:
+        yield
+    except OSError as error:
+        if Path(name).expanduser().is_dir() or name.startswith(_BUNDLED_PREFIX):
+            raise
+        offline = os.environ.get("HF_HUB_OFFLINE", "")
+        told = f"HF_HUB_OFFLINE={offline} allows only what is in the cache" if offline else "is the machine online"
+        raise ModelLoadError(
+            f"model_name={name!r} cannot be loaded from the model hub or its cache ({str(error).splitlines()[0]} "
+            f"{told}{'.' if offline else '?'}) Without a hub: a checkpoint folder, or {', '.join(_CONVERSIONS)}."
+        ) from error
+
+
+@contextlib.contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Context in which transformers shows no progress bars."""
     from transformers.utils import logging as transformers_logging
 
     was_enabled = transformers_logging.is_progress_bar_enabled()
@@ -183,7 +215,7 @@ def _convert_atomically(name: str, target: Path) -> None:
     part = Path(tempfile.mkdtemp(prefix=f"{target.name}.part-", dir=target.parent))
     try:
         start = time.monotonic()
-        with _no_progress_bars():
+        with no_progress_bars():
             _CONVERSIONS[name](part)
         part.chmod(0o755)
         part.rename(target)

@@ -59,6 +59,15 @@ def token_logprobs(
 
 
 @torch.no_grad()
+def most_likely_tokens(hidden: Tensor, weight: Tensor, chunk_size: int = 1024) -> Tensor:
+    """Return ``[S]`` int64, the token of the largest logit at each position; arguments as in `token_logprobs`."""
+    device_type = hidden.device.type
+    dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype
+    head = weight.to(dtype)
+    return torch.cat([(chunk.to(dtype) @ head.T).argmax(-1) for chunk in hidden.split(chunk_size)])
+
+
+@torch.no_grad()
 def sum_pi_squared(hidden: Tensor, weight: Tensor, temperature: float = 1.0, chunk_size: int = 1024) -> Tensor:
     """Sum the squared probabilities of each token's distribution, within the memory of `token_logprobs`.
 

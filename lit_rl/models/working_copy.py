@@ -39,6 +39,7 @@ class Bf16WorkingCopy:
         }
         self._copy: nn.Module = copy.deepcopy(network, memo)
         self._seen = self._master_versions()
+        self._stale = False
         for master, low in zip(network.parameters(), self._copy.parameters(), strict=True):
             if low.requires_grad:
                 low.register_post_accumulate_grad_hook(_move_gradient_to(master))
@@ -47,15 +48,19 @@ class Bf16WorkingCopy:
     @property
     def network(self) -> nn.Module:
         """The copy, equal to the float32 parameters rounded to bfloat16."""
-        if self._seen != self._master_versions():
+        if self._stale or self._seen != self._master_versions():
             self.refresh()
         return self._copy
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Round the float32 parameters into the copy."""
-        for master, low in zip(self._master.parameters(), self._copy.parameters(), strict=True):
-            low.copy_(master)
+        masters, copies = self._master.parameters(), self._copy.parameters()
+        for master, low, version in zip(masters, copies, self._seen, strict=True):
+            # Optimizers leave what is frozen alone (all but the adapters, with LoRA).
+            if master.requires_grad or master._version != version:
+                low.copy_(master)
+        self._stale = False
         self._seen = self._master_versions()
 
     def _master_versions(self) -> list[int]:
@@ -69,7 +74,7 @@ class Bf16WorkingCopy:
         def mark_stale(*_: Any) -> None:
             working_copy = this()
             if working_copy is not None:
-                working_copy._seen = []
+                working_copy._stale = True
 
         weakref.finalize(self, register_optimizer_step_post_hook(mark_stale).remove)
 

@@ -28,6 +28,7 @@ from lit_rl.modules.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePlusP
 from lit_rl.modules.remax import ReMax
 from lit_rl.modules.rloo import RLOO
 from lit_rl.modules.sapo import SAPO
+from lit_rl.modules.sft import SFT
 from lit_rl.modules.token_rewards import TokenRewardModule
 from lit_rl.modules.turn_grpo import TurnGRPO
 from lit_rl.modules.vapo import VAPO
@@ -63,6 +64,7 @@ __all__ = [
     "ReinforcePlusPlus",
     "ReinforcePlusPlusBaseline",
     "SAPO",
+    "SFT",
     "TokenRewardModule",
     "TurnGRPO",
     "VAPO",

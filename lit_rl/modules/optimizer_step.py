@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from lit_rl.strategies import DeepSpeedStrategy
 
 log = logging.getLogger(__name__)
 
@@ -28,20 +31,39 @@ class GuardedStep:
         self.max_skipped_steps = max_skipped_steps
         self.num_skipped_in_a_row = 0
 
-    def step(self, optimizer: Any, loss: Tensor, frozen: Collection[str] = ()) -> dict[str, Tensor] | None:
+    def step(
+        self,
+        optimizer: Any,
+        loss: Tensor,
+        frozen: Collection[str] = (),
+        engine: DeepSpeedStrategy | None = None,
+    ) -> dict[str, Tensor] | None:
         """Clip and step.
 
         Args:
             optimizer: Its gradients are complete.
-            loss: Scalar they came from.
+            loss: Scalar they came from, over all ranks: every rank must come to the same conclusion.
             frozen: Groups that stay as they are, weights and moments alike.
+            engine: Strategy that clips and steps by itself.
 
         Returns:
-            Gradient norm before clipping by group name, frozen ones left out; ``None`` where the step was refused.
+            Gradient norm before clipping by group name, frozen ones left out, or the ``joint`` one of an engine;
+            ``None`` where the step was refused.
 
         Raises:
             RuntimeError: After ``max_skipped_steps`` refused steps in a row.
         """
+        norms = self._clip(optimizer, frozen) if engine is None else self._engine_step(optimizer, frozen, engine)
+        if not all(bool(torch.isfinite(number)) for number in (loss, *norms.values())):
+            self._refuse(loss, norms)
+            return None
+        self.num_skipped_in_a_row = 0
+        if engine is None:
+            optimizer.step()
+        return norms
+
+    def _clip(self, optimizer: Any, frozen: Collection[str]) -> dict[str, Tensor]:
+        """Clip every group by itself."""
         norms: dict[str, Tensor] = {}
         for group in optimizer.param_groups:
             if group["name"] in frozen:
@@ -49,13 +71,17 @@ class GuardedStep:
                     parameter.grad = None  # AdamW passes over it; a gradient of zero would let the momentum move it
                 continue
             limit = self.max_grad_norms[group["name"]]
-            norms[group["name"]] = torch.nn.utils.clip_grad_norm_(group["params"], limit)
-        if not all(bool(torch.isfinite(number)) for number in (loss, *norms.values())):
-            self._refuse(loss, norms)
-            return None
-        self.num_skipped_in_a_row = 0
-        optimizer.step()
+            norm = torch.nn.utils.clip_grad_norm_(group["params"], limit)
+            # Of shards, the norm is a shard itself: the whole is a sum over ranks.
+            norms[group["name"]] = norm.full_tensor() if isinstance(norm, DTensor) else norm
         return norms
+
+    @staticmethod
+    def _engine_step(optimizer: Any, frozen: Collection[str], engine: DeepSpeedStrategy) -> dict[str, Tensor]:
+        """Clip all groups together and step, unless a gradient is not finite."""
+        names = [group["name"] for group in optimizer.param_groups]
+        numbers = [number for number, name in enumerate(names) if name in frozen]
+        return {names[0] if len(names) == 1 else "joint": engine.step_and_norm(optimizer, numbers)}
 
     def _refuse(self, loss: Tensor, norms: Mapping[str, Tensor]) -> None:
         """Count a step that would have destroyed the weights, and stop after too many in a row."""

@@ -27,6 +27,7 @@ from lit_rl.modules.optimizer_step import GuardedStep
 from lit_rl.modules.option_ranges import check_choice, check_number, check_update_options
 from lit_rl.modules.policy_module import PolicyModule
 from lit_rl.modules.rollout_corrector import RolloutCorrector
+from lit_rl.strategies import DeepSpeedStrategy
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +133,8 @@ class PolicyGradientModule(PolicyModule):
         super().setup(stage)
         if stage == "fit":
             self.metrics.compute()
+            if isinstance(self.trainer.strategy, DeepSpeedStrategy):
+                self.trainer.strategy.set_clipping(self.max_grad_norms)
             self._guarded_step.num_skipped_in_a_row = 0
 
     def on_train_batch_start(self, batch: MiniBatch, batch_idx: int) -> None:
@@ -147,10 +150,10 @@ class PolicyGradientModule(PolicyModule):
                 "update", total=len(batch.experience.plan.mini_batches) * len(batch.experience.plan.mini_batches[0])
             )
             self._update_started = time.perf_counter()
-        has_weight = self._has_weight(batch)
-        self.metrics.count("actor/skipped_weightless_steps", 0.0 if has_weight else 1.0)
-        if has_weight:
-            self._step(batch)
+        weighted, num_micro_batches = self._weighted_micro_batches(batch)
+        self.metrics.count("actor/skipped_weightless_steps", 0.0 if num_micro_batches else 1.0)
+        if num_micro_batches:
+            self._step(batch, weighted, num_micro_batches)
         phase.advance(1)
         if batch.is_last:
             self._finish_iteration(batch.experience)
@@ -193,10 +196,6 @@ class PolicyGradientModule(PolicyModule):
                     experience.store(name, micro_batch.positions, compute(micro_batch))
         self.metrics.mean(f"timing_s/{timer}", time.perf_counter() - started)
 
-    def sum_over_ranks(self, values: Tensor) -> Tensor:
-        """Sum of a small tensor over all ranks, on the CPU."""
-        return self.trainer.strategy.reduce(values.to(self.device), reduce_op="sum").cpu()  # type: ignore[union-attr]
-
     def _current_logprobs(self, batch: MicroBatch) -> Tensor:
         return self.forward_actor(batch, with_entropy=False).logprobs
 
@@ -204,28 +203,38 @@ class PolicyGradientModule(PolicyModule):
         assert self.reference is not None
         return self.reference.to(self.device).score(batch.packed, batch.temperature)
 
-    def _has_weight(self, batch: MiniBatch) -> bool:
-        """Whether the loss can move the weights: AdamW's momentum would move them on a zero gradient too."""
-        if batch.plan.num_loss_tokens == 0:
-            return False
-        if self.weighs_every_token:
-            return True
-        return any(batch.experience.has_weight(index) for indices in batch.indices for index in indices)
+    def _weighted_micro_batches(self, batch: MiniBatch) -> tuple[list[list[int]], int]:
+        """Return this rank's micro-batches that can move the weights, and how many every rank runs.
 
-    def _step(self, batch: MiniBatch) -> None:
+        None is run where the loss moves nothing: AdamW's momentum would move the weights on a zero gradient too.
+        """
+        if batch.plan.num_loss_tokens == 0:
+            return [], 0
+        if self.weighs_every_token:
+            return batch.indices, len(batch.indices)
+        weighted = batch.weighted_indices()
+        # Agreed upon, not computed by each rank: ranks on different processors may round an advantage to 0 or not.
+        return weighted, int(self.max_over_ranks(torch.tensor(len(weighted))))
+
+    def _step(self, batch: MiniBatch, weighted: list[list[int]], num_micro_batches: int) -> None:
         """Forward, backward, clip and step."""
         optimizer: Any = self.optimizers()
         optimizer.zero_grad()
         self._losses = {"actor/pg_loss": torch.zeros((), device=self.device)}
-        for micro_batch, _ in batch.micro_batches(only_weighted=not self.weighs_every_token):
-            self.manual_backward(self.micro_batch_loss(micro_batch, batch))
+        for micro_batch, is_last in batch.micro_batches(weighted, at_least=num_micro_batches):
+            with self.gradient_sync(is_last):
+                # Strategies average gradients over ranks; the summands of all ranks make the mini-batch's loss.
+                self.manual_backward(self.micro_batch_loss(micro_batch, batch) * self.trainer.world_size)
+        losses = self.sum_over_ranks(torch.stack([loss.double() for loss in self._losses.values()]))
         frozen = () if self.updates_actor else ("actor",)
-        norms = self._guarded_step.step(optimizer, torch.stack(list(self._losses.values())).sum(), frozen)
+        strategy = self.trainer.strategy
+        engine = strategy if isinstance(strategy, DeepSpeedStrategy) else None
+        norms = self._guarded_step.step(optimizer, losses.sum(), frozen, engine)
         if norms is None:
             self.metrics.count("actor/skipped_not_finite_steps")
             return
         self.steps_since_sync += self.updates_actor
-        for name, loss in self._losses.items():
+        for name, loss in zip(self._losses, losses, strict=True):
             self.metrics.mean(name, loss)
         for name, norm in norms.items():
             self.metrics.mean(f"{name}/grad_norm", norm)
@@ -293,15 +302,16 @@ class PolicyGradientModule(PolicyModule):
         """Advance the version and log the iteration."""
         groups = self.optimizers().param_groups  # type: ignore[union-attr]
         self.policy_version += 1
-        update_s = time.perf_counter() - self._update_started
-        metrics = experience.metrics | self.metrics.compute()
+        self.metrics.mean("timing_s/update_actor", time.perf_counter() - self._update_started)
+        metrics = experience.metrics | self.metrics.compute(self.gather_over_ranks)
         metrics |= {f"{group['name']}/lr": float(group["lr"]) for group in groups}
-        metrics["timing_s/update_actor"] = update_s
         self._warn(metrics)
         self.log_iteration(metrics)
 
     def _warn(self, metrics: dict[str, float]) -> None:
-        """Say what a person should look at."""
+        """Say what a person should look at; every rank has the same numbers."""
+        if not self.trainer.is_global_zero:
+            return
         gap = metrics.get("rollout_corr/logprob_gap_mean", 0.0)
         if gap > self.logprob_gap_warning:
             log.warning(

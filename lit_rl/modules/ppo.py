@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
 
 from lit_rl.algorithms.advantages import gae
@@ -104,9 +105,9 @@ class PPO(TokenRewardModule):
 
     def micro_batch_loss(self, batch: MicroBatch, mini_batch: MiniBatch) -> Tensor:
         """Policy loss plus value loss; in warm-up the actor is only watched."""
-        # Several ranks wait for every parameter's gradient; the step drops the actor's.
-        with torch.set_grad_enabled(self.updates_actor or self.trainer.world_size > 1):
-            loss = super().micro_batch_loss(batch, mini_batch)
+        # Strategies wait for every parameter's gradient; it is zero, and dropped where the strategy leaves that to us.
+        with torch.set_grad_enabled(self.updates_actor or isinstance(self.trainer.strategy, ParallelStrategy)):
+            loss = super().micro_batch_loss(batch, mini_batch) * float(self.updates_actor)
         values, mask = self._values(batch), batch.loss_mask
         old_values, returns = batch.column("values"), batch.column("returns")
         token_loss = clipped_value_loss(values, old_values, returns, clip_range=self.value_clip)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from lit_rl.rewards.manager import RewardLoopManager
     from lit_rl.rewards.result import RewardResult, ScoreRequest, merge_reward_parts, normalize_reward_return
     from lit_rl.rewards.score import check_data_sources, compute_score, has_scorer
-    from lit_rl.rewards.settings import OverlongShaping, RewardPart, RewardSettings
+    from lit_rl.rewards.settings import OverlongShaping, RewardModelSettings, RewardPart, RewardSettings
     from lit_rl.rewards.worker import RewardLoopWorker
 
 # Loaded on first use, so that a scorer or a scoring process starts without the workers.
@@ -19,6 +19,7 @@ _LAZY = {
     "RewardClient": "lit_rl.rewards.client",
     "RewardLoopManager": "lit_rl.rewards.manager",
     "RewardLoopWorker": "lit_rl.rewards.worker",
+    "RewardModelSettings": "lit_rl.rewards.settings",
     "RewardPart": "lit_rl.rewards.settings",
     "RewardResult": "lit_rl.rewards.result",
     "RewardSettings": "lit_rl.rewards.settings",
@@ -35,6 +36,7 @@ __all__ = [
     "RewardClient",
     "RewardLoopManager",
     "RewardLoopWorker",
+    "RewardModelSettings",
     "RewardPart",
     "RewardResult",
     "RewardSettings",

@@ -1,13 +1,15 @@
 """Choose a reward worker for each trajectory: the one with the fewest calls in flight.
 
-Lives in agent workers (streaming) and in the trainer process (batches). A call whose worker died goes to another one.
+Lives in agent workers (streaming) and in the trainer process (batches). A call whose worker died goes to another one,
+or waits for the one that takes its place.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
-from lit_rl.cluster import WorkerDied, WorkerHandle
+from lit_rl.cluster import RESTART_PAUSES_S, WorkerDied, WorkerHandle
 from lit_rl.rewards.result import RewardResult, ScoreRequest
 
 
@@ -33,6 +35,7 @@ class RewardClient:
             WorkerDied: If no reward worker is left.
             TimeoutError: If a worker does not answer; names it.
         """
+        pauses = iter(RESTART_PAUSES_S)
         excluded: set[int] = set()
         while True:
             candidates = [i for i in range(len(self._handles)) if i not in excluded]
@@ -40,9 +43,13 @@ class RewardClient:
             self._in_flight[chosen] += 1
             try:
                 return await self._handles[chosen].call("score", request, timeout_s=self._timeout_s)
-            except WorkerDied:
+            except WorkerDied as error:
                 excluded.add(chosen)
                 if len(excluded) == len(self._handles):
-                    raise
+                    pause_s = next(pauses, None) if error.is_restarting else None
+                    if pause_s is None:
+                        raise
+                    await asyncio.sleep(pause_s)
+                    excluded.clear()
             finally:
                 self._in_flight[chosen] -= 1

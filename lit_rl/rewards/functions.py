@@ -17,6 +17,8 @@ from lit_rl.data.user_files import load_user_file
 DEFAULT_NAME = "compute_score"
 CALL_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 """What every reward function may take, by keyword."""
+MODELS_ARGUMENT = "models"
+"""What an ``async`` function may take beside them: the run's reward models by name."""
 
 
 @dataclass(kw_only=True)
@@ -29,6 +31,7 @@ class RewardFunction:
         kwargs: Its configured keyword arguments; they win over those of the call.
         arguments: Which of `CALL_ARGUMENTS` it takes.
         is_async: Whether it is an ``async def``.
+        takes_models: Whether it has a parameter ``models``.
     """
 
     name: str
@@ -36,6 +39,7 @@ class RewardFunction:
     kwargs: dict[str, Any]
     arguments: tuple[str, ...]
     is_async: bool
+    takes_models: bool = False
 
 
 def load_reward_function(function: str | Callable[..., Any], kwargs: dict[str, Any]) -> RewardFunction:
@@ -52,13 +56,15 @@ def load_reward_function(function: str | Callable[..., Any], kwargs: dict[str, A
         call, name = function, getattr(function, "__qualname__", type(function).__name__)
     else:
         call, name = _resolve(function), function
+    # An object with an async __call__ counts too.
+    is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004
     return RewardFunction(
         name=name,
         call=call,
         kwargs=kwargs,
         arguments=_accepted_arguments(call, name, kwargs),
-        # An object with an async __call__ counts too.
-        is_async=inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None)),  # noqa: B004
+        is_async=is_async,
+        takes_models=is_async and MODELS_ARGUMENT not in kwargs and MODELS_ARGUMENT in _parameters(call),
     )
 
 
@@ -124,18 +130,26 @@ def _resolve(spec: str) -> Callable[..., Any]:
     return found
 
 
+def _parameters(call: Callable[..., Any]) -> list[str]:
+    try:
+        return list(inspect.signature(call).parameters)
+    except (TypeError, ValueError):  # a builtin without a signature
+        return []
+
+
 def _accepted_arguments(call: Callable[..., Any], name: str, kwargs: dict[str, Any]) -> tuple[str, ...]:
     try:
         parameters = inspect.signature(call).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature
         return CALL_ARGUMENTS
+    further = (MODELS_ARGUMENT,) if inspect.iscoroutinefunction(call) else ()
     takes_anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     by_name = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     unknown = [] if takes_anything else sorted(set(kwargs) - set(by_name))
     missing = [
         p.name
         for p in by_name.values()
-        if p.default is p.empty and p.name not in kwargs and p.name not in CALL_ARGUMENTS
+        if p.default is p.empty and p.name not in kwargs and p.name not in (*CALL_ARGUMENTS, *further)
     ]
     missing += [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.default is p.empty]
     if unknown or missing:

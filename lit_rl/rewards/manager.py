@@ -14,6 +14,7 @@ from lit_rl.cluster import Runtime, WorkerGroup, WorkerHandle
 from lit_rl.rewards.client import RewardClient
 from lit_rl.rewards.functions import absolute_spec, load_reward_function
 from lit_rl.rewards.result import RewardResult, ScoreRequest
+from lit_rl.rewards.served_models import RewardModelServers, check_models_are_used
 from lit_rl.rewards.settings import RewardSettings
 from lit_rl.rewards.worker import RewardLoopWorker
 from lit_rl.tools.rate_limit import RateLimiter
@@ -29,17 +30,21 @@ class RewardLoopManager:
     Args:
         runtime: Where the workers live.
         settings: Functions and limits; checked here, before anything starts.
+        gpu: Whether replicas of reward models take GPUs.
+        verbose: Show the logs of their engines.
 
     Raises:
         ValueError: If an option is out of range, or a function cannot be found or called.
     """
 
-    def __init__(self, runtime: Runtime, settings: RewardSettings) -> None:
+    def __init__(self, runtime: Runtime, settings: RewardSettings, *, gpu: bool = False, verbose: bool = False) -> None:
         settings.check()
         self._runtime = runtime
         self.settings = _with_absolute_paths(settings)
-        for part in self.settings.resolved_parts():
-            load_reward_function(part.function, part.kwargs)
+        functions = [load_reward_function(part.function, part.kwargs) for part in self.settings.resolved_parts()]
+        asked = [(function.name, function.kwargs) for function in functions if function.takes_models]
+        check_models_are_used(settings.models, asked)
+        self._servers = RewardModelServers(runtime, settings.models, gpu=gpu, verbose=verbose)
         self._group: WorkerGroup | None = None
         self._limiters: list[WorkerGroup] = []
         self._client: RewardClient | None = None
@@ -49,17 +54,29 @@ class RewardLoopManager:
         """The workers; empty before `start` and after `stop`."""
         return [] if self._group is None else list(self._group.workers)
 
+    @property
+    def start_timeout_s(self) -> float:
+        """Longest `start`, in seconds: the workers, and one reward model after another."""
+        models = self.settings.models.values()
+        return self.settings.start_timeout_s + sum(model.serving.start_timeout_s + 60.0 for model in models)
+
     async def start(self) -> None:
-        """Start the workers and wait for them. Idempotent."""
+        """Start reward models and workers and wait for them. Idempotent."""
         if self._group is not None:
             return
+        models = await self._servers.start()
         suffix = uuid.uuid4().hex[:8]  # two managers may live in one runtime
         limits = {
             index: part.rate_limit for index, part in enumerate(self.settings.resolved_parts()) if part.rate_limit
         }
         limiters = {
             index: WorkerGroup.create(
-                self._runtime, RateLimiter, 1, name=f"reward_rate_limit_{index}_{suffix}", kwargs={"limit": limit}
+                self._runtime,
+                RateLimiter,
+                1,
+                name=f"reward_rate_limit_{index}_{suffix}",
+                kwargs={"limit": limit},
+                restarts=True,
             )
             for index, limit in limits.items()
         }
@@ -68,10 +85,13 @@ class RewardLoopManager:
             self._runtime,
             RewardLoopWorker,
             self.settings.resolved_num_workers(),
+            spread=True,
+            restarts=True,
             name=f"reward_loop_worker_{suffix}",
             kwargs={
                 "settings": self.settings,
                 "rate_limits": {index: group.workers[0] for index, group in limiters.items()},
+                "models": models,
             },
             env={"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
         )
@@ -103,18 +123,19 @@ class RewardLoopManager:
             apply_result(trajectory, result)
 
     async def stop(self) -> None:
-        """Stop the workers. Idempotent."""
+        """Stop the workers, then what they ask. Idempotent."""
         group, self._group, self._client = self._group, None, None
         limiters, self._limiters = self._limiters, []
         if group is not None:
             await group.stop(_STOP_TIMEOUT_S)
-        await asyncio.gather(*(limiter.stop(_STOP_TIMEOUT_S) for limiter in limiters))
+        await asyncio.gather(self._servers.stop(), *(limiter.stop(_STOP_TIMEOUT_S) for limiter in limiters))
 
 
 def apply_result(trajectory: Trajectory, result: RewardResult) -> None:
     """Write a result into its trajectory; numbers the agent loop has put there stay."""
     trajectory.reward = result.score
     trajectory.reward_parts.update(result.parts)
+    trajectory.reward_notes.update(result.notes)
     if result.error is not None:
         trajectory.error = result.error
         trajectory.metrics["reward_timeout" if result.is_timeout else "reward_error"] = 1.0

@@ -16,6 +16,7 @@ from typing import Any
 from lit_rl.types import Prompt, Trajectory
 
 MAX_ERROR_CHARS = 4000
+MAX_NOTE_CHARS = 1000
 
 
 @dataclass(kw_only=True)
@@ -72,12 +73,14 @@ class RewardResult:
     Attributes:
         score: Number the policy is trained on; ``None`` when scoring failed.
         parts: Further named numbers.
+        notes: What else the function returned, as text, by name.
         error: Why scoring failed, with the traceback of user code; ``None`` when it did not.
         is_timeout: Whether it failed because its time ran out.
     """
 
     score: float | None
     parts: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
     error: str | None = None
     is_timeout: bool = False
 
@@ -103,8 +106,9 @@ def as_number(value: Any) -> float | None:
 def normalize_reward_return(value: Any, function_name: str, row_id: str) -> RewardResult:
     """Turn what a reward function returned into a result.
 
-    A number is the score. A dict must have a number under ``score``; its other finite numbers become parts, and values
-    that are not numbers are left out. Anything else (text, list, ``None``, NaN) is an error naming function and row.
+    A number is the score. A dict must have a number under ``score``; its other finite numbers become parts, which are
+    averaged into metrics, and other values become notes, which are kept as text with the trajectory. A score that is
+    anything else (text, list, ``None``, NaN) is an error naming function and row.
 
     Args:
         value: What the function returned.
@@ -112,6 +116,7 @@ def normalize_reward_return(value: Any, function_name: str, row_id: str) -> Rewa
         row_id: For the error message.
     """
     parts: dict[str, float] = {}
+    notes: dict[str, str] = {}
     shown = value
     if isinstance(value, Mapping):
         if "score" not in value:
@@ -121,8 +126,14 @@ def normalize_reward_return(value: Any, function_name: str, row_id: str) -> Rewa
                 f"only {sorted(map(str, value))[:20]}.",
             )
         shown = value["score"]
-        numbers = ((str(key), as_number(part)) for key, part in value.items() if key != "score")
-        parts = {key: number for key, number in numbers if number is not None and math.isfinite(number)}
+        for key, part in value.items():
+            number = as_number(part)
+            if key == "score":
+                continue
+            if number is not None and math.isfinite(number):
+                parts[str(key)] = number
+            else:
+                notes[str(key)] = (part if isinstance(part, str) else repr(part))[:MAX_NOTE_CHARS]
     score = as_number(shown)
     if score is None or not math.isfinite(score):
         return RewardResult(
@@ -130,7 +141,7 @@ def normalize_reward_return(value: Any, function_name: str, row_id: str) -> Rewa
             error=f"Reward function {function_name}, row {row_id}: the score must be one finite number, "
             f"or a dict with it under 'score'; got {repr(shown)[:200]} of type {type(shown).__name__}.",
         )
-    return RewardResult(score=score, parts=parts)
+    return RewardResult(score=score, parts=parts, notes=notes)
 
 
 def merge_reward_parts(all_parts: Iterable[Mapping[str, float]]) -> dict[str, tuple[float, int]]:

@@ -14,9 +14,10 @@ from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from lit_rl.cluster import WorkerHandle
-from lit_rl.rewards.functions import RewardFunction, importable_spec, load_reward_function
+from lit_rl.rewards.functions import MODELS_ARGUMENT, RewardFunction, importable_spec, load_reward_function
 from lit_rl.rewards.processes import ScoreProcessError, ScoreProcesses
 from lit_rl.rewards.result import RewardResult, ScoreRequest, ScoreTimeout, error_text, normalize_reward_return
+from lit_rl.rewards.served_models import ServedRewardModel
 from lit_rl.rewards.settings import RewardSettings
 from lit_rl.rewards.threads import ScoreThreads
 from lit_rl.tools.rate_limit import SharedRateLimit
@@ -28,10 +29,17 @@ class RewardLoopWorker:
     Args:
         settings: Checked and loaded here, so that a wrong name fails at start.
         rate_limits: Limiter workers of the run, by position of the part.
+        models: Reward models of the run, by name.
     """
 
-    def __init__(self, settings: RewardSettings, rate_limits: Mapping[int, WorkerHandle] | None = None) -> None:
+    def __init__(
+        self,
+        settings: RewardSettings,
+        rate_limits: Mapping[int, WorkerHandle] | None = None,
+        models: Mapping[str, ServedRewardModel] | None = None,
+    ) -> None:
         settings.check()
+        self._models = dict(models or {})
         self._settings = settings
         self._rate_limits = {index: SharedRateLimit(handle) for index, handle in (rate_limits or {}).items()}
         self._parts = settings.resolved_parts()
@@ -49,12 +57,13 @@ class RewardLoopWorker:
         for result in results:
             if result.error is not None:
                 return result
-        total, parts = 0.0, {}
+        total, parts, notes = 0.0, {}, {}
         for part, result in zip(self._parts, results, strict=True):
             assert result.score is not None
             total += part.weight * result.score
             prefix = f"{part.name}/" if part.name else ""
             parts.update({prefix + key: number for key, number in result.parts.items()})
+            notes.update({prefix + key: text for key, text in result.notes.items()})
             if part.name:
                 parts[part.name] = result.score
         overlong = self._settings.overlong
@@ -62,7 +71,7 @@ class RewardLoopWorker:
             penalty = overlong.penalty(request.num_response_tokens)
             total += penalty
             parts |= {"overlong_reward": penalty, "overlong": float(penalty < 0)}
-        return RewardResult(score=total, parts=parts)
+        return RewardResult(score=total, parts=parts, notes=notes)
 
     async def score_many(self, requests: list[ScoreRequest]) -> list[RewardResult]:
         """Score a batch concurrently; results in the order of the requests."""
@@ -94,6 +103,8 @@ class RewardLoopWorker:
     async def _call(self, index: int, request: ScoreRequest) -> Any:
         function = self._functions[index]
         arguments = _arguments(function, request)
+        if function.takes_models:
+            arguments[MODELS_ARGUMENT] = self._models
         if self._processes is not None:
             return await self._processes.call(index, arguments)
         if function.is_async:

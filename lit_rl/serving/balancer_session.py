@@ -10,7 +10,7 @@ import contextlib
 import uuid
 from collections import deque
 
-from lit_rl.cluster import WorkerHandle
+from lit_rl.cluster import WorkerHandle, call_again
 
 # A release alone may wait this long for an acquire it can travel with.
 _RELEASE_DELAY_S = 0.003
@@ -74,7 +74,10 @@ class BalancerSession:
         released, self._released = list(self._released), deque()
         try:
             asked = [(conversation_id, avoid) for conversation_id, avoid, _ in requests]
-            servers = await self._balancer.call("exchange", self._owner, released, asked, timeout_s=self._timeout_s)
+            # A balancer that starts again has forgotten all counts; what is released it does not miss.
+            servers = await call_again(
+                self._balancer, "exchange", self._owner, released, asked, timeout_s=self._timeout_s
+            )
         except Exception as error:
             # Whether it was carried out is unknown. Under a new name, whatever it counted runs out with the old lease.
             self._owner = uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""Sends generation requests to replicas, and sees them through failures, aborts and weight updates.
+"""Sends requests to replicas, and sees them through failures, aborts and weight updates.
 
 Lives in agent workers: agent loop -> **client** -> balancer (which replica) and replica (the tokens). One request per
 turn is sent; batching belongs to the engine. Nothing here knows text, tools or rewards.
@@ -14,7 +14,7 @@ from typing import Any
 
 from lit_rl.cluster import WorkerDied, WorkerHandle
 from lit_rl.serving.balancer_session import BalancerSession
-from lit_rl.types import SamplingParams, TokenOutput
+from lit_rl.types import SamplingParams, ScoreOutput, TokenOutput
 
 _INFRASTRUCTURE_ERRORS = (WorkerDied, TimeoutError, ConnectionError)
 """What another replica may well do better (design D12); anything else is raised at once."""
@@ -31,7 +31,7 @@ class ClientCounters:
     """What happened to this client's requests since it was made.
 
     Attributes:
-        requests: Calls of `LLMServerClient.generate`.
+        requests: Calls of `LLMServerClient.generate` and `LLMServerClient.score`.
         retries: Attempts after a replica failed.
         failovers: Retries that went to another replica.
         resumes: Attempts after an abort, with the tokens so far.
@@ -52,8 +52,8 @@ class LLMServerClient:
         balancer: Worker that serves a `LoadBalancer` whose server ids are the keys of ``replicas``.
         replicas: Replica workers by server id. For others the balancer is asked (`LoadBalancer.get_handles`).
         request_timeout_s: Longest wait for one attempt on one replica, in seconds.
-        deadline_s: Longest duration of one `generate`, all attempts and waits together, in seconds; ``None`` allows
-            ``max_attempts * request_timeout_s``.
+        deadline_s: Longest duration of one `generate` or `score`, all attempts and waits together, in seconds; ``None``
+            allows ``max_attempts * request_timeout_s``.
         max_attempts: Attempts that may fail because of a replica, at least 1. Resuming after an abort is not a failure.
         balancer_timeout_s: Longest wait for the balancer to answer, in seconds.
         pause_s: Shortest pause after an abort without new tokens, and while no replica is available, in seconds.
@@ -105,7 +105,9 @@ class LLMServerClient:
         run = _Run(conversation_id, prompt_ids, sampling, time.monotonic() + self._deadline_s)
         while True:
             server_id = await self._acquire(run)
-            output = await self._attempt(run, server_id)
+            # A fresh id each time: the engine may still know the last one.
+            request = ([*run.prompt_ids, *run.token_ids], run.next_sampling(), uuid.uuid4().hex)
+            output: TokenOutput | None = await self._attempt(run, server_id, "generate", *request)
             if output is None:
                 continue
             run.append(output)
@@ -116,6 +118,52 @@ class LLMServerClient:
             self.counters.resumes += 1
             if not output.token_ids:
                 await self._pause(run, "replicas kept aborting the request")
+
+    async def score(
+        self,
+        prompt_ids: list[int],
+        response_ids: list[int],
+        conversation_id: str,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+    ) -> ScoreOutput:
+        """Return log-probs of given tokens from whichever replica answers; see `Replica.score`.
+
+        Raises:
+            ValueError: The replica refused the request, for example because the sequence is too long.
+            GenerationFailedError: ``max_attempts`` failed, or ``deadline_s`` has passed.
+        """
+        self.counters.requests += 1
+        run = _Run(conversation_id, prompt_ids, SamplingParams(), time.monotonic() + self._deadline_s)
+        while True:
+            server_id = await self._acquire(run)
+            request = (prompt_ids, response_ids, uuid.uuid4().hex, temperature, top_k)
+            output: ScoreOutput | None = await self._attempt(run, server_id, "score", *request)
+            if output is not None:
+                return output
+
+    async def classify(self, token_ids: list[int]) -> list[float]:
+        """Return what a sequence classifier says of a conversation; attempts and failures as in `generate`.
+
+        Args:
+            token_ids: The whole conversation.
+
+        Returns:
+            The classifier's outputs before any activation, one per label.
+
+        Raises:
+            ValueError: The replica refused the request, for example because it is too long.
+            GenerationFailedError: ``max_attempts`` failed, or ``deadline_s`` has passed.
+        """
+        self.counters.requests += 1
+        deadline = time.monotonic() + self._deadline_s
+        run = _Run(uuid.uuid4().hex, token_ids, SamplingParams(max_tokens=0), deadline)
+        while True:
+            server_id = await self._acquire(run)
+            outputs: list[float] | None = await self._attempt(run, server_id, "classify", token_ids)
+            if outputs is not None:
+                return outputs
 
     async def acquire(self, conversation_id: str) -> str | None:
         """Return the server of a conversation, to be given back with `release`; ``None`` if there is none."""
@@ -134,17 +182,14 @@ class LLMServerClient:
         run.failed_server = None
         return server_id
 
-    async def _attempt(self, run: _Run, server_id: str) -> TokenOutput | None:
-        """Return what the replica sampled, or ``None`` when it failed and the next attempt is due."""
+    async def _attempt(self, run: _Run, server_id: str, method: str, *arguments: Any) -> Any:
+        """Return what the replica answered, or ``None`` when it failed and the next attempt is due."""
         session = self._get_session()
         failure: BaseException | None = None
         try:
             replica = await self._get_replica(server_id)
             timeout_s = max(0.001, min(self._request_timeout_s, run.deadline - time.monotonic()))
-            # A fresh id each time: the engine may still know the last one.
-            arguments = ([*run.prompt_ids, *run.token_ids], run.next_sampling(), uuid.uuid4().hex)
-            output: TokenOutput = await replica.call("generate", *arguments, timeout_s=timeout_s)
-            return output
+            return await replica.call(method, *arguments, timeout_s=timeout_s)
         except _INFRASTRUCTURE_ERRORS as error:
             failure = error
         finally:
@@ -187,7 +232,7 @@ class LLMServerClient:
 
 
 class _Run:
-    """One `generate`: what has been sampled, and how often it failed."""
+    """One `generate` or `score`: what has been sampled, and how often it failed."""
 
     def __init__(self, conversation_id: str, prompt_ids: list[int], sampling: SamplingParams, deadline: float) -> None:
         self.conversation_id = conversation_id

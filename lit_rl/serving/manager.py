@@ -8,24 +8,19 @@ tensors come from.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
+import uuid
 from typing import Any
 
 from lit_rl.cluster import Runtime, WorkerGroup, WorkerHandle
 from lit_rl.serving.client import LLMServerClient
 from lit_rl.serving.load_balancer import LoadBalancer
 from lit_rl.serving.replica import INITIAL_VERSION, WeightReport
-from lit_rl.serving.settings import ServingSettings
+from lit_rl.serving.settings import REPLICA_CLASSES, ServingSettings, load_class
 from lit_rl.serving.vllm_replica import replica_environment
+from lit_rl.types import ScoreOutput
 
 log = logging.getLogger(__name__)
-
-_REPLICA_CLASSES = {
-    "vllm": "lit_rl.serving.vllm_replica.VLLMReplica",
-    "transformers": "lit_rl.serving.transformers_replica.TransformersReplica",
-}
-
 
 _UNKNOWN_VERSION = -2
 """Version of a replica in the middle of a weight update, or after one that failed."""
@@ -51,6 +46,7 @@ class LLMServerManager:
         *,
         gpu: bool,
         verbose: bool = False,
+        prefix: str = "",
     ) -> None:
         """Keep what is needed; `start` starts the engines.
 
@@ -61,6 +57,7 @@ class LLMServerManager:
             max_model_len: Longest prompt plus response in tokens.
             gpu: Whether each replica takes GPUs.
             verbose: Show the engines' own logs.
+            prefix: Of the workers' names, where a runtime holds more than one manager.
         """
         self.runtime = runtime
         self.settings = settings
@@ -68,6 +65,7 @@ class LLMServerManager:
         self.max_model_len = max_model_len
         self.gpu = gpu
         self.verbose = verbose
+        self.prefix = prefix
         self.versions: dict[str, int] = {}
         self.replicas: WorkerGroup | None = None
         self._balancer: WorkerGroup | None = None
@@ -83,9 +81,9 @@ class LLMServerManager:
         count = self.settings.num_replicas
         self.replicas = WorkerGroup.create(
             self.runtime,
-            _load_class(_REPLICA_CLASSES.get(self.settings.replica, self.settings.replica)),
+            load_class(REPLICA_CLASSES.get(self.settings.replica, self.settings.replica)),
             count,
-            name="replica",
+            name=f"{self.prefix}replica",
             kwargs={
                 "model": self.model,
                 "settings": self.settings,
@@ -108,9 +106,10 @@ class LLMServerManager:
                 self.runtime,
                 LoadBalancer,
                 1,
-                name="load_balancer",
+                name=f"{self.prefix}load_balancer",
                 kwargs={"servers": names},
                 env={"OMP_NUM_THREADS": "1"},
+                restarts=True,
             )
             await self._balancer.ready(60.0)
         except Exception as error:
@@ -187,6 +186,35 @@ class LLMServerManager:
         """Whether the last update left other weights in the engines than the one before."""
         return self._checksum != self._previous_checksum
 
+    async def score(
+        self, sequences: list[tuple[list[int], list[int]]], *, temperature: float = 1.0
+    ) -> dict[str, list[ScoreOutput]]:
+        """Have every replica score the same sequences, to compare them: whoever wants an answer asks a `client`.
+
+        Args:
+            sequences: Prompt and response ids of each; see `Replica.score`.
+            temperature: Divides the logits.
+
+        Returns:
+            One answer per sequence under each replica's name.
+
+        Raises:
+            Exception: The first replica's that failed, as it is.
+        """
+        assert self.replicas is not None
+        timeout_s = self.settings.request_timeout_s
+
+        async def ask(worker: WorkerHandle) -> list[ScoreOutput]:
+            calls = [
+                worker.call("score", prompt_ids, response_ids, uuid.uuid4().hex, temperature, timeout_s=timeout_s)
+                for prompt_ids, response_ids in sequences
+            ]
+            return await asyncio.gather(*calls)
+
+        workers = self.replicas.workers
+        answers = await asyncio.gather(*(ask(worker) for worker in workers))
+        return {worker.name: answer for worker, answer in zip(workers, answers, strict=True)}
+
     async def health(self) -> list[dict[str, Any]]:
         """Ask every replica; raises when one has died."""
         result: list[dict[str, Any]] = await self._on_all("health", timeout_s=30.0)
@@ -230,15 +258,3 @@ def _check_report(name: str, report: WeightReport, bytes_sent: dict[str, int]) -
             f"{name} did not receive what was sent: missing {missing[:5]}, unexpected {extra[:5]}, "
             f"wrong size {wrong[:5]}, unused {report.unused_names[:5]}."
         )
-
-
-def _load_class(path: str) -> type:
-    """Import a class by its dotted path."""
-    module, _, name = path.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"data.serving.replica={path!r} is neither one of {sorted(_REPLICA_CLASSES)} nor the path of a class: "
-            f"{error}"
-        ) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from lit_rl.types import SamplingParams, TokenOutput
+from lit_rl.types import SamplingParams, ScoreOutput, TokenOutput
 
 INITIAL_VERSION = -1
 """Policy version of a replica that still holds the weights it was started with, before the first sync."""
@@ -32,6 +32,31 @@ class WeightReport:
     checksum: str = ""
 
 
+def check_score_request(
+    prompt_ids: list[int], response_ids: list[int], temperature: float, top_k: int, max_tokens: int
+) -> None:
+    """Raise ``ValueError`` where `Replica.score` is asked for what no engine can do.
+
+    Args:
+        prompt_ids: See `Replica.score`, as the next three.
+        response_ids: The tokens to score.
+        temperature: Divides the logits.
+        top_k: Most likely tokens asked for.
+        max_tokens: Most tokens of prompt and response together that the engine takes.
+    """
+    if not prompt_ids:
+        raise ValueError("score() needs a prompt of at least one token: a sequence's first token has no log-prob.")
+    if len(prompt_ids) + len(response_ids) > max_tokens:
+        raise ValueError(
+            f"score() got {len(prompt_ids)} + {len(response_ids)} tokens, but the engine takes {max_tokens}. Raise "
+            "max_model_len of its serving settings."
+        )
+    if not temperature > 0:
+        raise ValueError(f"score(temperature={temperature}): must be above 0; a greedy policy has no log-probs.")
+    if top_k < 0:
+        raise ValueError(f"score(top_k={top_k}): must be at least 0.")
+
+
 class Replica(Protocol):
     """The protocol of one inference engine."""
 
@@ -43,6 +68,22 @@ class Replica(Protocol):
 
         Raises:
             ValueError: If the prompt leaves no room for a single token (a fault of the data, not of the replica).
+        """
+
+    async def score(
+        self, prompt_ids: list[int], response_ids: list[int], request_id: str, temperature: float = 1.0, top_k: int = 0
+    ) -> ScoreOutput:
+        """Return the log-probs of given tokens, with every token of the vocabulary a candidate.
+
+        Args:
+            prompt_ids: What comes before them, at least one token.
+            response_ids: The tokens to score.
+            request_id: Unique in the engine.
+            temperature: Divides the logits; above 0. An engine that cannot do other than 1 refuses the others.
+            top_k: Also return that many most likely tokens at each place.
+
+        Raises:
+            ValueError: If the request cannot be scored, however often it is tried.
         """
 
     async def abort(self, request_id: str) -> None:

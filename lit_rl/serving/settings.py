@@ -5,11 +5,18 @@ Nothing here is guessed from what happens to be free: each replica gets the core
 
 from __future__ import annotations
 
+import importlib
+import math
 import os
 from dataclasses import dataclass, field
 from typing import Any
 
 GIB = 1 << 30
+REPLICA_CLASSES = {
+    "vllm": "lit_rl.serving.vllm_replica.VLLMReplica",
+    "transformers": "lit_rl.serving.transformers_replica.TransformersReplica",
+}
+"""Short names of ``data.serving.replica``."""
 
 
 @dataclass(kw_only=True)
@@ -67,16 +74,21 @@ class ServingSettings:
         for name in ("start_timeout_s", "request_timeout_s", "weight_update_timeout_s", "weight_bucket_mib"):
             if not getattr(self, name) > 0:  # NaN is refused too: nothing would ever time out
                 raise ValueError(f"data.serving.{name}={getattr(self, name)} must be above 0.")
+        for name in ("first_core", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"data.serving.{name}={getattr(self, name)} must be 0 or more.")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"data.serving.gpu_memory_utilization={self.gpu_memory_utilization} must be in (0, 1].")
         if self.dtype not in ("bfloat16", "float32", "float16"):
             raise ValueError(f"data.serving.dtype={self.dtype!r} must be bfloat16, float16 or float32.")
-        if self.kv_cache_gib <= 0:
+        if not 0 < self.kv_cache_gib < math.inf:
             raise ValueError(f"data.serving.kv_cache_gib={self.kv_cache_gib} must be above 0 (GiB).")
         if self.threads_per_replica < 0:
             raise ValueError(
                 f"data.serving.threads_per_replica={self.threads_per_replica} must be 0 (divide evenly) or more."
             )
+        if self.replica not in REPLICA_CLASSES:
+            load_class(self.replica)
 
     def cores_of(self, replica_rank: int) -> list[int]:
         """Cores that replica ``replica_rank`` is bound to, among those this process may use."""
@@ -84,3 +96,27 @@ class ServingSettings:
         count = self.threads_per_replica or max(1, len(allowed) // self.num_replicas)
         start = self.first_core + replica_rank * count
         return sorted({allowed[(start + i) % len(allowed)] for i in range(min(count, len(allowed)))})
+
+
+def load_class(path: str) -> type:
+    """Import a class by its dotted path.
+
+    Args:
+        path: Of a class that implements `lit_rl.serving.replica.Replica`.
+
+    Raises:
+        ValueError: If there is no such class.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"data.serving.replica={path!r} is neither one of {sorted(REPLICA_CLASSES)} nor the path of a class: "
+            f"{error}"
+        ) from error
+    if not isinstance(found, type) or not hasattr(found, "generate"):
+        raise ValueError(
+            f"data.serving.replica={path!r} is no class with the methods of lit_rl.serving.replica.Replica."
+        )
+    return found

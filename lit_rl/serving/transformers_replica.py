@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from lit_rl.serving.replica import INITIAL_VERSION, WeightReport
+from lit_rl.serving.replica import INITIAL_VERSION, WeightReport, check_score_request
 from lit_rl.serving.settings import ServingSettings
-from lit_rl.types import SamplingParams, StopReason, TokenOutput
+from lit_rl.types import SamplingParams, ScoreOutput, StopReason, TokenOutput
 
 _LOADING = threading.Lock()
 """Inline, several replicas load in one process, and transformers (5) then leaves parameters on the meta device."""
@@ -58,6 +58,7 @@ class TransformersReplica:
         self._loop_task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="transformers-replica")
         self._received: dict[str, int] = {}
+        self._num_scoring = 0
 
     async def start(self) -> None:
         """Load model and tokenizer and start the batching loop."""
@@ -104,6 +105,39 @@ class TransformersReplica:
         except asyncio.CancelledError:
             await self.abort(request_id)  # nobody wants the rest
             raise
+
+    async def score(
+        self, prompt_ids: list[int], response_ids: list[int], request_id: str, temperature: float = 1.0, top_k: int = 0
+    ) -> ScoreOutput:
+        """Score given tokens in one forward pass; see `Replica.score`."""
+        check_score_request(prompt_ids, response_ids, temperature, top_k, self.max_model_len)
+        await self._unpaused.wait()
+        # Counted with nothing awaited in between: `pause` must never return before a pass starts.
+        self._num_scoring += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._score, prompt_ids, response_ids, temperature, top_k
+            )
+        finally:
+            self._num_scoring -= 1
+
+    def _score(self, prompt_ids: list[int], response_ids: list[int], temperature: float, top_k: int) -> ScoreOutput:
+        import torch
+
+        if not response_ids:
+            return ScoreOutput(logprobs=[], policy_version=self.version)
+        num_scored = len(response_ids)
+        ids = torch.tensor([[*prompt_ids, *response_ids]], device=self.model.device)
+        with torch.inference_mode():
+            logits = self.model(input_ids=ids, use_cache=False, logits_to_keep=num_scored + 1).logits[0, :-1]
+            logprobs = torch.log_softmax(logits.float() / temperature, -1)  # [T, V]
+            best = logprobs.topk(top_k, -1)
+            return ScoreOutput(
+                logprobs=logprobs.gather(-1, ids[0, -num_scored:, None])[:, 0].tolist(),
+                top_ids=best.indices.tolist() if top_k else [],
+                top_logprobs=best.values.tolist() if top_k else [],
+                policy_version=self.version,
+            )
 
     async def _batch_forever(self) -> None:
         """Run batch after batch of whatever is waiting; a failing batch fails its own requests only."""
@@ -210,9 +244,9 @@ class TransformersReplica:
                         request.answer.set_result(_output(request))
 
     async def pause(self) -> None:
-        """Let the running batch end, and start no other until `resume`."""
+        """Let the running batch and scoring passes end, and start no other until `resume`."""
         self._unpaused.clear()
-        while self._running:
+        while self._running or self._num_scoring:
             await asyncio.sleep(0.005)
 
     async def resume(self) -> None:

@@ -10,11 +10,14 @@ import asyncio
 import os
 from typing import Any
 
-from lit_rl.serving.replica import INITIAL_VERSION, WeightReport
+from lit_rl.serving.replica import INITIAL_VERSION, WeightReport, check_score_request
 from lit_rl.serving.settings import GIB, ServingSettings
-from lit_rl.types import SamplingParams, StopReason, TokenOutput
+from lit_rl.types import SamplingParams, ScoreOutput, StopReason, TokenOutput
 
 _STOP_REASONS: dict[str | None, StopReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+_MAX_TOP_K = 128
+"""Most candidates per token `VLLMReplica.score` may be asked for, unless ``engine_args`` set ``max_logprobs``."""
 
 
 def replica_environment(settings: ServingSettings, rank: int, *, verbose: bool, gpu: bool) -> dict[str, str]:
@@ -75,6 +78,7 @@ class VLLMReplica:
             "seed": self.settings.seed + self.rank,
             # What the log-probs must refer to: the distribution that was sampled from, after temperature.
             "logprobs_mode": "processed_logprobs",
+            "max_logprobs": _MAX_TOP_K,
             "weight_transfer_config": WeightTransferConfig(backend="shared_memory"),
             "worker_extension_cls": "lit_rl.weight_sync.vllm_engine.WeightReportExtension",
             "enable_prefix_caching": True,
@@ -97,7 +101,6 @@ class VLLMReplica:
         """Sample one response; see `Replica.generate`."""
         from vllm.sampling_params import RequestOutputKind
         from vllm.sampling_params import SamplingParams as EngineSampling
-        from vllm.v1.engine.exceptions import EngineDeadError
 
         room = self.max_model_len - len(prompt_ids)
         if room < 1:
@@ -119,15 +122,7 @@ class VLLMReplica:
             detokenize=bool(sampling.stop),
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        try:
-            outputs = [
-                output
-                async for output in self.engine.generate({"prompt_token_ids": prompt_ids}, engine_sampling, request_id)
-            ]
-        except EngineDeadError as error:
-            # Infrastructure, not data: the client goes to another replica.
-            raise ConnectionError(f"The engine of replica {self.rank} has died.") from error
-        completion = outputs[-1].outputs[0]
+        completion = (await self._run(prompt_ids, engine_sampling, request_id)).outputs[0]
         token_ids = list(completion.token_ids)
         return TokenOutput(
             token_ids=token_ids,
@@ -135,6 +130,59 @@ class VLLMReplica:
             stop_reason=_STOP_REASONS.get(completion.finish_reason, "abort"),
             policy_versions=self._versions_per_token(completion.weight_versions, len(token_ids)),
         )
+
+    async def score(
+        self, prompt_ids: list[int], response_ids: list[int], request_id: str, temperature: float = 1.0, top_k: int = 0
+    ) -> ScoreOutput:
+        """Score given tokens as a prompt; see `Replica.score`.
+
+        vLLM gives a prompt's log-probs as a by-product of generating (at least one token), without temperature, and not
+        for what it finds in its prefix cache, which such a request therefore does not read (0.32).
+        """
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import SamplingParams as EngineSampling
+
+        check_score_request(prompt_ids, response_ids, temperature, top_k, self.max_model_len - 1)
+        if temperature != 1.0:
+            raise ValueError(
+                f"score(temperature={temperature}): vLLM scores given tokens at temperature 1 only. Use 1, or "
+                "serving.replica=transformers."
+            )
+        sampling = EngineSampling(
+            temperature=0.0,
+            max_tokens=1,  # sampled and ignored
+            prompt_logprobs=top_k,
+            flat_logprobs=True,
+            skip_reading_prefix_cache=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        version = self.version
+        output = await self._run([*prompt_ids, *response_ids], sampling, request_id)
+        table = output.prompt_logprobs
+        if table is None or len(table) != len(prompt_ids) + len(response_ids):
+            raise ConnectionError(f"Replica {self.rank} ended a scoring request before it had read all its tokens.")
+        # Each position's own token comes first, then the most likely ones.
+        starts = table.start_indices[len(prompt_ids) :]
+        return ScoreOutput(
+            logprobs=[table.logprobs[start] for start in starts],
+            top_ids=[table.token_ids[start + 1 : start + 1 + top_k] for start in starts] if top_k else [],
+            top_logprobs=[table.logprobs[start + 1 : start + 1 + top_k] for start in starts] if top_k else [],
+            policy_version=version,
+        )
+
+    async def _run(self, token_ids: list[int], sampling: Any, request_id: str) -> Any:
+        """Have the engine process one request to its end."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            outputs = [
+                output async for output in self.engine.generate({"prompt_token_ids": token_ids}, sampling, request_id)
+            ]
+        except EngineDeadError as error:
+            # Infrastructure, not data: the client goes to another replica.
+            raise ConnectionError(f"The engine of replica {self.rank} has died.") from error
+        return outputs[-1]
 
     def _versions_per_token(self, spans: Any, num_tokens: int) -> list[int]:
         """Expand vLLM's weight-version spans; a request that lived through a weight update has more than one."""

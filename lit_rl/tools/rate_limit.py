@@ -1,4 +1,4 @@
-"""Rate limits for the whole run: so many requests a minute, so many at a time, however many workers there are.
+"""Rate limits for the whole run: requests or tokens a minute, requests at a time, however many workers there are.
 
 Position in the flow: ToolSession -> SharedRateLimit -> **RateLimiter**, one per limited tool, in a worker of its
 own. The limiter is plain asyncio with a clock that tests can replace. Every grant is a lease that ends by itself, so
@@ -32,22 +32,42 @@ class RateLimit:
 
     Attributes:
         requests_per_minute: Requests that start per minute, more than 0; ``None``: no limit.
+        tokens_per_minute: Tokens per minute that a service allows, more than 0; ``None``: no limit.
+        tokens_per_request: Tokens that one request counts for, prompt and answer together.
         burst: Requests that may start at once after a pause, at least 1.
         max_concurrent: Requests that run at a time, at least 1; ``None``: no limit.
         lease_s: Seconds after which a request counts as ended although its holder has not said so.
     """
 
     requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    tokens_per_request: float = 2000.0
     burst: int = 1
     max_concurrent: int | None = None
     lease_s: float = 600.0
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for an option out of its range."""
-        for name in ("requests_per_minute", "max_concurrent", "lease_s", "burst"):
+        for name in (
+            "requests_per_minute",
+            "tokens_per_minute",
+            "tokens_per_request",
+            "max_concurrent",
+            "lease_s",
+            "burst",
+        ):
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:  # NaN is refused too
                 raise ValueError(f"rate limit: {name}={value}: must be more than 0.")
+
+    @property
+    def requests_per_s(self) -> float | None:
+        """Requests that may start per second under both rates; ``None``: no limit."""
+        rates = [] if self.requests_per_minute is None else [self.requests_per_minute / 60.0]
+        if self.tokens_per_minute is not None:
+            # Every request counts the same, so the slower of the two buckets is the one that is waited for.
+            rates.append(self.tokens_per_minute / self.tokens_per_request / 60.0)
+        return min(rates, default=None)
 
 
 class Clock(Protocol):
@@ -139,7 +159,7 @@ class RateLimiter:
             next_at = self._next_start(now)
             if next_at is not None:
                 break
-            if self.limit.requests_per_minute is not None:
+            if self.limit.requests_per_s is not None:
                 self._tokens -= 1.0
             self._expiry[lease] = now + self.limit.lease_s
             self._waiters.popleft()
@@ -151,8 +171,8 @@ class RateLimiter:
             self._timer = clock.call_later(next_at - now, self._grant)
 
     def _refill(self, now: float) -> None:
-        if self.limit.requests_per_minute is not None and self._refilled_at is not None:
-            gained = (now - self._refilled_at) * self.limit.requests_per_minute / 60.0
+        if self.limit.requests_per_s is not None and self._refilled_at is not None:
+            gained = (now - self._refilled_at) * self.limit.requests_per_s
             self._tokens = min(float(self.limit.burst), self._tokens + gained)
         self._refilled_at = now
 
@@ -160,8 +180,8 @@ class RateLimiter:
         """When the first waiter may start; ``None``: now."""
         if self.limit.max_concurrent is not None and len(self._expiry) >= self.limit.max_concurrent:
             return min(self._expiry.values())
-        if self.limit.requests_per_minute is not None and self._tokens < 1.0 - _EPSILON:
-            return now + (1.0 - self._tokens) * 60.0 / self.limit.requests_per_minute
+        if self.limit.requests_per_s is not None and self._tokens < 1.0 - _EPSILON:
+            return now + (1.0 - self._tokens) / self.limit.requests_per_s
         return None
 
 
@@ -184,9 +204,11 @@ class SharedRateLimit:
         Raises:
             TimeoutError: If none was granted in time.
         """
+        from lit_rl.cluster import call_again
+
         lease = uuid.uuid4().hex
         try:
-            await self.handle.call("acquire", lease, timeout_s=self.timeout_s)
+            await call_again(self.handle, "acquire", lease, timeout_s=self.timeout_s)
             yield
         finally:
             # Shielded: a cancelled trajectory must still give its lease back. Also after a failed call: the lease may
@@ -204,18 +226,25 @@ def rate_limit_of(config: Mapping[str, Any]) -> RateLimit | None:
     """Return the limit that a tool's config asks for.
 
     Read are ``rate_limit`` (an int: requests at a time, as in verl; or the fields of `RateLimit`),
-    ``requests_per_minute`` and ``burst``. ``enable_global_rate_limit: false`` turns it off.
+    ``requests_per_minute``, ``tokens_per_minute``, ``tokens_per_request`` and ``burst``. ``enable_global_rate_limit:
+    false`` turns it off.
+
+    Raises:
+        ValueError: If they are no numbers, out of range, or none of those names.
     """
     if not config.get("enable_global_rate_limit", True):
         return None
     given = config.get("rate_limit")
     fields: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
     if given is not None and not isinstance(given, Mapping):
-        fields["max_concurrent"] = int(given)
-    for name in ("requests_per_minute", "burst"):
+        fields["max_concurrent"] = given
+    for name in ("requests_per_minute", "tokens_per_minute", "tokens_per_request", "burst"):
         if name in config:
             fields[name] = config[name]
-    return RateLimit(**fields) if fields else None
+    try:
+        return RateLimit(**fields) if fields else None
+    except TypeError as error:  # an unknown name, or a text where a number belongs
+        raise ValueError(f"rate limit: {error}; got {fields}.") from error
 
 
 def create_rate_limiters(runtime: Runtime, tools: Iterable[Any]) -> dict[str, WorkerGroup]:
@@ -237,7 +266,7 @@ def create_rate_limiters(runtime: Runtime, tools: Iterable[Any]) -> dict[str, Wo
             kwargs = {"limit": asdict(limit)}
             # Two managers may live in one runtime.
             name = f"rate_limit_{tool.name}_{uuid.uuid4().hex[:8]}"
-            groups[tool.name] = WorkerGroup.create(runtime, RateLimiter, 1, name=name, kwargs=kwargs)
+            groups[tool.name] = WorkerGroup.create(runtime, RateLimiter, 1, name=name, kwargs=kwargs, restarts=True)
     return groups
 
 

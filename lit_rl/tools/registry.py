@@ -22,6 +22,7 @@ from lit_rl.data.user_files import load_user_file
 from lit_rl.tools.argument_check import check_tool_schema
 from lit_rl.tools.base_tool import BaseTool
 from lit_rl.tools.function_tool import FunctionTool, collect_function_tools, process_function_tools
+from lit_rl.tools.rate_limit import rate_limit_of
 from lit_rl.tools.schemas import OpenAIFunctionToolSchema
 
 logger = logging.getLogger(__name__)
@@ -61,12 +62,25 @@ def tools_by_name(tools: list[BaseTool | FunctionTool]) -> dict[str, BaseTool | 
         if tool.name in by_name:
             duplicates.append(tool.name)
         check_tool_schema(tool)
+        _check_options(tool)
         by_name[tool.name] = tool
     if duplicates:
         raise ValueError(
             f"Duplicate tool names: {sorted(set(duplicates))}. Names must be unique over tool YAML and file."
         )
     return by_name
+
+
+def _check_options(tool: BaseTool | FunctionTool) -> None:
+    """Refuse what would fail in the first call, long after the engines have started."""
+    for name in ("timeout_s", "max_concurrency"):
+        value = getattr(tool, name, None)
+        if value is not None and not (isinstance(value, int | float) and value > 0):
+            raise ValueError(f"Tool {tool.name!r}: {name}={value!r} must be a number above 0.")
+    try:
+        rate_limit_of(getattr(tool, "config", {}))
+    except ValueError as error:
+        raise ValueError(f"Tool {tool.name!r}: {error}") from error
 
 
 def initialize_tools_from_config(path: str | os.PathLike[str]) -> list[BaseTool]:

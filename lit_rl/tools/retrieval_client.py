@@ -12,6 +12,7 @@ import json
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 _RETRIED_STATUS = frozenset({429, 500, 502, 503, 504})
@@ -22,6 +23,19 @@ _LONGEST_DELAY_S = 8.0
 
 class RetrievalError(RuntimeError):
     """The service could not be reached, refused, or answered nonsense."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retrieved:
+    """The answer to a list of queries.
+
+    Attributes:
+        documents: Of each query, best first, in the order of the queries.
+        num_cache_hits: Different queries that were answered before, or are being asked by another caller.
+    """
+
+    documents: list[list[Any]]
+    num_cache_hits: int
 
 
 class RetrievalClient:
@@ -63,26 +77,26 @@ class RetrievalClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._slots = asyncio.Semaphore(max_concurrent)
 
-    async def retrieve(self, queries: Sequence[str]) -> list[list[Any]]:
-        """Return the documents of each query, best first, in the order of the queries.
+    async def retrieve(self, queries: Sequence[str]) -> Retrieved:
+        """Return the documents of each query.
 
         Raises:
             RetrievalError: With a short reason.
         """
         self._bind_loop()
-        missing = []
+        missing: list[str] = []
         futures: dict[str, asyncio.Future] = {}
         found: dict[str, list[Any]] = {}
         for query in dict.fromkeys(queries):
             if query in self._cache:
                 self._cache.move_to_end(query)
                 found[query] = self._cache[query]
-                self.num_cache_hits += 1
             elif query in self._in_flight:
                 futures[query] = self._in_flight[query]
-                self.num_cache_hits += 1
             else:
                 missing.append(query)
+        num_cache_hits = len(found) + len(futures)
+        self.num_cache_hits += num_cache_hits
         if missing:
             # A task of its own: when this caller is cancelled, others may still wait for the same queries.
             task = asyncio.ensure_future(self._fetch(missing))
@@ -92,7 +106,7 @@ class RetrievalClient:
         for query, future in futures.items():
             answer = await asyncio.shield(future)
             found[query] = answer[query]
-        return [found[query] for query in queries]
+        return Retrieved(documents=[found[query] for query in queries], num_cache_hits=num_cache_hits)
 
     async def close(self) -> None:
         """Close the connections."""

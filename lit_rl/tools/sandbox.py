@@ -2,7 +2,8 @@
 
 Position in the flow: ToolSession -> SandboxTool -> **run_python** -> a fresh process (see `sandbox_child`). The
 process gets an empty environment and an empty folder, no network, no other process, bounded time, memory, files and
-output. It is one process on this machine; for a service of many machines see `lit_rl.tools.sandbox_fusion_tools`.
+output; where bubblewrap is installed also namespaces of its own. It is one process on this machine; for a service of
+many machines see `lit_rl.tools.sandbox_fusion_tools`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_rl.tools.base_tool import BaseTool
+from lit_rl.tools.bubblewrap import bubblewrap_prefix, exit_code_of
 from lit_rl.tools.sandbox_child import SETUP_FAILED
 from lit_rl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
@@ -100,12 +102,17 @@ async def run_python(
 
 async def _run_in(folder: str, stdin: str, limits: SandboxLimits, is_isolated: bool) -> SandboxResult:
     started = time.monotonic()
+    options = _child_options(limits, is_isolated)
+    # Found by a probe the first time, which takes a moment.
+    wrapping = await asyncio.to_thread(bubblewrap_prefix, [*options["readable"], _CHILD], folder) if is_isolated else []
+    options["needs_landlock"] = not wrapping
     process = await asyncio.create_subprocess_exec(
+        *wrapping,
         sys.executable,
         "-I",
         "-S",
         _CHILD,
-        json.dumps(_child_options(limits, is_isolated)),
+        json.dumps(options),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -130,6 +137,8 @@ async def _run_in(folder: str, stdin: str, limits: SandboxLimits, is_isolated: b
             task.cancel()
         await process.wait()
     exit_code = process.returncode or 0
+    if wrapping:
+        exit_code = exit_code_of(exit_code)
     if exit_code == SETUP_FAILED and stderr.startswith("sandbox: "):
         raise SandboxUnavailable(
             f"This machine cannot isolate code ({stderr.strip()}): Linux 5.13 with Landlock and seccomp is needed. "

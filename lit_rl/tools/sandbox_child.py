@@ -19,6 +19,7 @@ import sys
 
 SETUP_FAILED = 97
 
+_PR_SET_PDEATHSIG, _SIGKILL = 1, 9
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 24, 38, 22, 2
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _EXECUTE, _READ_FILE, _READ_DIR, _WRITE_FILE = 1 << 0, 1 << 2, 1 << 3, 1 << 1
@@ -170,11 +171,17 @@ def _check(result: int) -> int:
 def main() -> None:
     """Set everything up and become ``python main.py``."""
     options = json.loads(sys.argv[1])
+    # A killed worker watches no clock any more; a program that sleeps would stay for ever.
+    _libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
     try:
         if options["is_isolated"]:
             drop_capabilities()
             _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-            restrict_files(options["readable"], os.getcwd())
+            try:
+                restrict_files(options["readable"], os.getcwd())
+            except OSError:
+                if options["needs_landlock"]:  # else bubblewrap has hidden the files already
+                    raise
             restrict_system_calls()
         set_limits(options["limits"])
     except (OSError, ValueError) as error:

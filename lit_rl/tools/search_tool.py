@@ -7,6 +7,7 @@ that found nothing and a search that failed read differently, and the failure is
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 from lit_rl.tools.base_tool import BaseTool
@@ -84,8 +85,9 @@ class SearchTool(BaseTool):
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
         """Look up ``parameters["query_list"]``; the reward is 0.0.
 
-        Metrics: ``query_count``, ``total_results``, ``status`` (``success``, ``no_results``, ``invalid_queries``,
-        ``api_error``), ``is_error`` and, with a reason, ``api_request_error``.
+        Metrics: ``num_calls`` (1), ``query_count``, ``total_results``, ``status`` (``success``, ``no_results``,
+        ``invalid_queries``, ``api_error``), ``is_error`` (the service failed) with a reason in ``api_request_error``,
+        ``num_cache_hits`` (queries that needed no request) and ``latency_s``.
         """
         query_list = parameters.get("query_list")
         if not isinstance(query_list, list):
@@ -93,16 +95,23 @@ class SearchTool(BaseTool):
         queries = [query.strip() for query in query_list if isinstance(query, str) and query.strip()]
         if not queries:
             return self._answer("Error: query_list holds no query.", status="invalid_queries", num_queries=0)
+        started = time.perf_counter()
+        metrics: dict[str, Any] = {"num_queries": len(queries)}
         try:
-            results = await self.client.retrieve(queries)
+            retrieved = await self.client.retrieve(queries)
         except RetrievalError as error:
-            metrics = {"is_error": True, "api_request_error": str(error)}
-            return self._answer(f"Search error: {error}", status="api_error", num_queries=len(queries), **metrics)
-        num_results = sum(len(documents) for documents in results)
+            metrics |= {"latency_s": time.perf_counter() - started, "is_error": True, "api_request_error": str(error)}
+            return self._answer(f"Search error: {error}", status="api_error", **metrics)
+        num_results = sum(len(documents) for documents in retrieved.documents)
+        metrics |= {
+            "latency_s": time.perf_counter() - started,
+            "num_cache_hits": retrieved.num_cache_hits,
+            "total_results": num_results,
+        }
         if num_results == 0:
-            return self._answer(_NO_RESULTS, status="no_results", num_queries=len(queries), total_results=0)
-        text = "\n---\n".join(format_documents(documents) for documents in results)
-        return self._answer(text, status="success", num_queries=len(queries), total_results=num_results)
+            return self._answer(_NO_RESULTS, status="no_results", **metrics)
+        text = "\n---\n".join(format_documents(documents) for documents in retrieved.documents)
+        return self._answer(text, status="success", **metrics)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -114,7 +123,9 @@ class SearchTool(BaseTool):
         text = text[: self.max_result_chars]
         if self.result_format == "json":
             text = json.dumps({"result": text}, ensure_ascii=False)
-        return ToolResponse(text=text), 0.0, {"query_count": num_queries, "status": status, **metrics}
+        # Zeros are reported too: a share needs all calls under it.
+        counts = {"num_calls": 1, "query_count": num_queries, "is_error": False, "num_cache_hits": 0}
+        return ToolResponse(text=text), 0.0, {**counts, "status": status, **metrics}
 
 
 def format_documents(documents: list[Any]) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_rl.models.lora import WeightPart, weight_parts
+
 
 def stream_weights(
     network: nn.Module, bucket_bytes: int, dtype: torch.dtype, *, is_sender: bool = True
@@ -21,7 +23,7 @@ def stream_weights(
 
     Args:
         network: The Hugging Face model itself, so that names need no prefix stripped. Tied weights appear once, under
-            their first name.
+            their first name. Adapters are merged into the weights they belong to.
         bucket_bytes: Most bytes in a bucket, counted in ``dtype``; a larger tensor has a bucket of its own.
         dtype: What the receiver holds.
         is_sender: Whether this rank gets the tensors; the others get empty buckets but take part in gathering.
@@ -31,17 +33,20 @@ def stream_weights(
         gather made it.
     """
     for bucket in _buckets(network, bucket_bytes, dtype):
-        parameters = [parameter for _, parameter in bucket]
+        parameters = [parameter for part in bucket for parameter in part.parameters]
         with _gathered(parameters), torch.no_grad():
             full = []
-            for name, parameter in bucket:
-                tensor = parameter.detach()
-                if hasattr(tensor, "full_tensor"):  # a DTensor: an all-gather that every rank must enter
-                    tensor = tensor.full_tensor()
+            for part in bucket:
+                tensor = part.merged(_whole)
                 if is_sender:
                     # Under ZeRO-3 the gathered storage is taken back when the context ends, so the copy must be real.
-                    full.append((name, tensor.to(dtype, copy=hasattr(parameter, "ds_id")).contiguous()))
+                    full.append((part.name, tensor.to(dtype, copy=hasattr(part.weight, "ds_id")).contiguous()))
         yield full
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """A DTensor's full tensor, by an all-gather that every rank must enter; any other as it is."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def _gathered(parameters: list[nn.Parameter]) -> Any:
@@ -53,17 +58,17 @@ def _gathered(parameters: list[nn.Parameter]) -> Any:
     return deepspeed.zero.GatheredParameters(parameters, modifier_rank=None)
 
 
-def _buckets(network: nn.Module, bucket_bytes: int, dtype: torch.dtype) -> Iterator[list[tuple[str, nn.Parameter]]]:
-    """Group parameters, in order, so that each group stays within ``bucket_bytes``."""
-    bucket: list[tuple[str, nn.Parameter]] = []
+def _buckets(network: nn.Module, bucket_bytes: int, dtype: torch.dtype) -> Iterator[list[WeightPart]]:
+    """Group weights, in order, so that each group stays within ``bucket_bytes``."""
+    bucket: list[WeightPart] = []
     size = 0
-    for name, parameter in network.named_parameters():
+    for part in weight_parts(network):
         # ZeRO-3 leaves an empty tensor behind; its true size is in ds_numel.
-        num_bytes = int(getattr(parameter, "ds_numel", parameter.numel())) * dtype.itemsize
+        num_bytes = int(getattr(part.weight, "ds_numel", part.weight.numel())) * dtype.itemsize
         if bucket and size + num_bytes > bucket_bytes:
             yield bucket
             bucket, size = [], 0
-        bucket.append((name, parameter))
+        bucket.append(part)
         size += num_bytes
     if bucket:
         yield bucket

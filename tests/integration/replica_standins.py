@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from lit_rl.serving.replica import WeightReport
 from lit_rl.serving.transformers_replica import TransformersReplica
+from lit_rl.serving.vllm_replica import VLLMReplica
 from lit_rl.types import SamplingParams, TokenOutput
 
 
@@ -66,3 +67,18 @@ class SecondRefusesWeightsReplica(TransformersReplica):
         if self.rank == 1 and self.version >= 0:
             raise OSError("the bucket cannot be read")
         await super().update_weights(bucket)
+
+
+class CountingVLLMReplica(VLLMReplica):
+    """Says in ``health`` how many requests it has had."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.num_requests = 0
+
+    async def generate(self, prompt_ids: list[int], sampling: SamplingParams, request_id: str) -> TokenOutput:
+        self.num_requests += 1
+        return await super().generate(prompt_ids, sampling, request_id)
+
+    async def health(self) -> dict[str, Any]:
+        return {**await super().health(), "num_requests": self.num_requests}

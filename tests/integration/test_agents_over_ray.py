@@ -87,3 +87,44 @@ def _client_and_text(pids: Path) -> tuple[object, PolicyText]:
             return str(token_ids[0] - 100)
 
     return SlowClient(), PolicyText(tokenizer=NumberTokenizer(), chat_template=None, end_token_ids=frozenset({2}))
+
+
+def test_a_killed_reward_worker_starts_again_and_no_score_is_lost(runtime: Runtime, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+
+    async def slow(solution_str: str) -> dict[str, float]:
+        with pids.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        await asyncio.sleep(1.0)
+        return {"score": float(len(solution_str)), "pid": os.getpid()}
+
+    manager = RewardLoopManager(runtime, RewardSettings(function=slow, num_workers=1))
+    trajectories = [_finished("a" * number) for number in range(1, 5)]
+
+    async def score_and_kill() -> None:
+        await manager.start()
+        prompts = [Prompt(row_id="r", messages=[], data_source="test")] * len(trajectories)
+        scoring = asyncio.create_task(manager.score_batch(prompts, trajectories))
+        while not (pids.exists() and pids.read_text().strip()):
+            await asyncio.sleep(0.1)
+        os.kill(int(pids.read_text().split()[0]), signal.SIGKILL)
+        await scoring
+        await manager.stop()
+
+    runtime.loop.run(score_and_kill(), timeout_s=120, what="the scores")
+    assert [trajectory.reward for trajectory in trajectories] == [1.0, 2.0, 3.0, 4.0]
+    first = int(pids.read_text().split()[0])
+    assert {trajectory.reward_parts["pid"] for trajectory in trajectories}.isdisjoint({first})
+
+
+def _finished(text: str) -> Trajectory:
+    return Trajectory(
+        row_id="r",
+        group_id="g",
+        prompt_ids=[],
+        response_ids=[1],
+        loss_mask=[1],
+        rollout_logprobs=[0.0],
+        policy_versions=[0],
+        text=text,
+    )

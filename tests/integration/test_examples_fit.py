@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[2]
     [([], 2), (["--data.init_args.agents.default_agent_loop=examples/own_agent_loop.py:SelfCheckAgentLoop",
                 "--data.init_args.agents.default_options={}"], 4),
      (["--data.init_args.agents.default_agent_loop=openai_agent",
-       "--data.init_args.agents.default_options={agent: 'examples/openai_agent.py:agent'}"], 2)],
+       "--data.init_args.agents.default_options={agent: 'examples/openai_agent.py:agent', "
+       "agent_tools: 'examples/openai_agent.py:TOOLS'}"], 2)],
     ids=["tools", "agent loop", "openai agent"],
 )  # fmt: skip
 def test_own_tools_loop_and_reward_run_together(

@@ -93,15 +93,14 @@ def test_two_runs_at_once_do_not_meet(lit_rl, tmp_path) -> None:  # O44
 
 def test_wandb_gets_the_whole_config_offline(lit_rl, tmp_path) -> None:  # O44
     pytest.importorskip("wandb")
-    logger = [
-        {"class_path": "lightning.pytorch.loggers.WandbLogger", "init_args": {"project": "test", "save_dir": "."}}
-    ]
+    logger = [{"class_path": "lightning.pytorch.loggers.WandbLogger", "init_args": {"project": "test"}}]
     recipe = write_recipe(tmp_path, trainer__max_epochs=1, trainer__logger=logger, data__init_args__val_data=None)
 
     run = lit_rl("fit", "--config", recipe, env={"WANDB_MODE": "offline", "WANDB_SILENT": "true"})
 
     assert run.wait(180) == 0, run.stderr
-    (record,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    (record,) = the_run_folder(tmp_path).glob("wandb/offline-run-*/run-*.wandb")
+    assert not (tmp_path / "wandb").exists()
     config = _config_of(record)
     assert config["model"]["init_args"]["model_name"] == "bundled/tiny-random"
     assert config["data"]["init_args"]["serving"]["max_num_seqs"] == 1

@@ -20,11 +20,12 @@ import torch
 from tagged_run import the_run_folder, write_recipe
 
 from lit_rl.callbacks import WeightSync
+from lit_rl.callbacks.weight_sync import WeightSyncProbeFailed
 from lit_rl.cluster import Runtime, WorkerHandle
 from lit_rl.experience.progress import PhaseProgress
 from lit_rl.models import Actor, load_causal_lm, pack, resolve_model
 from lit_rl.serving import LLMServerManager, ServingSettings
-from lit_rl.types import SamplingParams, TokenOutput
+from lit_rl.types import SamplingParams, ScoreOutput, TokenOutput
 
 pytestmark = pytest.mark.engine
 
@@ -43,11 +44,20 @@ class Engine:
         self.servers = LLMServerManager(runtime, settings, resolve_model(MODEL), MAX_MODEL_LEN, gpu=False)
         self.runtime.loop.run(self.servers.start(), timeout_s=300, what="the engine to start")
         self.actor = Actor(load_causal_lm(MODEL))
-        self.module = SimpleNamespace(actor=self.actor, policy_version=0, steps_since_sync=0)
-        self.trainer: Any = SimpleNamespace(
-            datamodule=SimpleNamespace(servers=self.servers, serving=settings, runtime=runtime, phase=PhaseProgress())
+        self.module = SimpleNamespace(
+            actor=self.actor, policy_version=0, steps_since_sync=0, sequence_logprobs=self.sequence_logprobs
         )
-        self.weight_sync = WeightSync()
+        self.trainer: Any = SimpleNamespace(
+            datamodule=SimpleNamespace(
+                servers=self.servers,
+                serving=settings,
+                runtime=runtime,
+                phase=PhaseProgress(),
+                probe_sequences=lambda num, max_tokens: [PROMPT, PROMPT[::-1], PROMPT[:9]],
+            )
+        )
+        # Every sync of this file is probed, and must pass.
+        self.weight_sync = WeightSync(probe_every=1, probe_gap_warning=1e-4, probe_gap_error=1e-3)
         self.sync()
 
     @property
@@ -57,6 +67,19 @@ class Engine:
 
     def sync(self) -> None:
         self.weight_sync.on_train_start(self.trainer, self.module)  # type: ignore[arg-type]
+
+    def sequence_logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
+        """What the trainer's module says about all tokens but the first."""
+        prompts, responses = [ids[:1] for ids in sequences], [ids[1:] for ids in sequences]
+        packed = pack(prompts, responses, [[1] * len(ids) for ids in responses], share_prompts=False)
+        with torch.no_grad():
+            rows = self.actor(packed, 1.0).logprobs.tolist()
+        return [row[: len(ids)] for row, ids in zip(rows, responses, strict=True)]
+
+    def score(self, prompt_ids: list[int], response_ids: list[int], **options: Any) -> ScoreOutput:
+        call = self.replica.call("score", prompt_ids, response_ids, f"s{time.monotonic_ns()}", timeout_s=120, **options)
+        output: ScoreOutput = self.run(call)
+        return output
 
     def change_weights(self, seed: int) -> None:
         """Another policy under the next version."""
@@ -145,6 +168,56 @@ def test_an_update_changes_what_is_sampled_and_no_cache_survives_it(engine) -> N
     assert engine.servers.weights_changed
     # The whole prompt was in the prefix cache: stale keys and values would show in every one of these.
     _assert_close(sampled.logprobs, _logprobs(engine.actor, sampled))
+
+
+def test_given_tokens_are_scored_as_the_trainer_scores_them_also_where_they_are_cached(engine) -> None:
+    sampled = engine.generate(seed=8)
+
+    first, again = (engine.score(PROMPT, sampled.token_ids, top_k=30) for _ in range(2))
+
+    expected = _logprobs(engine.actor, sampled)
+    for output in (first, again):
+        _assert_close(output.logprobs, expected)
+        assert output.policy_version == engine.module.policy_version
+    assert first.logprobs == pytest.approx(sampled.logprobs, abs=1e-3)
+    with torch.no_grad():
+        logits = engine.actor.network(torch.tensor([PROMPT + sampled.token_ids])).logits[0, len(PROMPT) - 1 : -1]
+    best = logits.log_softmax(-1).topk(30)
+    torch.testing.assert_close(torch.tensor(first.top_logprobs), best.values, atol=1e-3, rtol=0)
+    assert [ids[0] for ids in first.top_ids] == best.indices[:, 0].tolist()
+
+
+def test_a_sequence_is_scored_up_to_the_engines_length(engine) -> None:
+    assert len(engine.score([5], [6] * (MAX_MODEL_LEN - 2)).logprobs) == MAX_MODEL_LEN - 2
+    with pytest.raises(ValueError, match=r"1 \+ 2047 tokens, but the engine takes 2047"):
+        engine.score([5], [6] * (MAX_MODEL_LEN - 1))
+
+
+# The fault that vLLM 0.32 had on CPUs: after an update it went on multiplying with the head of an earlier one.
+def test_an_engine_that_kept_an_old_head_fails_the_probe(engine) -> None:
+    head = engine.actor.network.get_output_embeddings().weight
+    with torch.no_grad():
+        old = head.clone()
+        head += 0.2 * torch.randn(head.shape, generator=torch.Generator().manual_seed(2))
+        new = head.clone()
+
+    def logprobs_under_the_new_head(sequences: list[list[int]]) -> list[list[float]]:
+        with torch.no_grad():
+            head.copy_(new)
+            try:
+                return engine.sequence_logprobs(sequences)
+            finally:
+                head.copy_(old)
+
+    with torch.no_grad():
+        head.copy_(old)
+    engine.module.sequence_logprobs = logprobs_under_the_new_head
+    try:
+        with pytest.raises(WeightSyncProbeFailed, match=r"mean gap between trainer and engine over \d+ tokens"):
+            engine.change_weights(seed=3)
+    finally:
+        engine.module.sequence_logprobs = engine.sequence_logprobs
+    engine.change_weights(seed=4)
 
 
 def test_a_request_in_flight_goes_on_under_the_new_weights(engine) -> None:  # D11

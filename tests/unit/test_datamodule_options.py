@@ -51,9 +51,11 @@ def test_responses_longer_than_the_model_are_refused_before_an_engine_starts() -
         data.setup("fit")
 
 
-def test_a_strategy_for_several_devices_is_refused_before_an_engine_starts() -> None:
+def test_an_unsupported_strategy_is_refused_before_an_engine_starts() -> None:
     data = RolloutDataModule("bundled/tiny-random", ROWS, backend="inline")
-    data.trainer = L.Trainer(accelerator="cpu", devices=1, strategy="ddp", logger=False, enable_progress_bar=False)
+    data.trainer = L.Trainer(
+        accelerator="cpu", devices=2, strategy="ddp_spawn", logger=False, enable_progress_bar=False
+    )
 
-    with pytest.raises(ValueError, match="DDPStrategy with 1 training processes.*trainer.devices=1"):
+    with pytest.raises(ValueError, match="starts its ranks with 'spawn'.*trainer.strategy=ddp"):
         data.setup("fit")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,9 +82,17 @@ def test_a_file_that_is_not_there_is_named() -> None:
         find_loop_class("/no/loop.py:Loop", AgentSettings())
 
 
-@pytest.mark.parametrize("page", ["tools.md", "agent_loops.md", "rewards.md"])
+@pytest.mark.parametrize("page", ["tools.md", "agent_loops.md", "rewards.md", "data.md"])
 def test_pages_of_extension_points_fit_on_a_screen_and_link_to_what_exists(page: str) -> None:
     text = (DOCS / page).read_text()
     assert len(text.splitlines()) <= 60
     for link in text.split("](")[1:]:
         assert (DOCS / link.partition(")")[0]).exists()
+
+
+def test_the_source_on_the_page_of_rows_is_one() -> None:
+    code = (DOCS / "data.md").read_text().split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {"Prompt": Prompt}
+    exec(code, names)
+    source = names["Squares"](num_rows=3)
+    assert (len(source), source[2].ground_truth, source[2].row_id) == (3, "4", "squares/2")

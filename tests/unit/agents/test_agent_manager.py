@@ -10,6 +10,7 @@ from lit_rl.agents import AgentLoopManager, AgentSettings, RolloutFailed, Trajec
 from lit_rl.agents.settings import AgentLoopSpec
 from lit_rl.agents.worker import AgentLoopWorker
 from lit_rl.cluster import Runtime, WorkerDied
+from lit_rl.cluster.inline_backend import InlineWorkerHandle
 from lit_rl.rewards import RewardLoopManager, RewardSettings
 from lit_rl.types import SamplingParams, Trajectory
 
@@ -237,6 +238,46 @@ def test_unfinished_trajectories_of_a_dead_worker_go_to_the_others(runtime: Runt
     assert [trajectory.text for trajectory in trajectories] == list("abcdefg")
     assert [trajectory.metrics["num_resubmitted"] for trajectory in trajectories] == [1.0] * 3 + [0.0] * 4
     assert num_replaced == 1
+
+
+@pytest.mark.parametrize(("num_deaths", "num_workers"), [(1, 1), (2, 2), (4, 2)])
+def test_workers_that_die_as_they_start_are_started_again(
+    monkeypatch: pytest.MonkeyPatch, num_deaths: int, num_workers: int
+) -> None:
+    """As on a node that is lost, which counts as alive for a while. One of two is enough to go on."""
+    monkeypatch.setattr("lit_rl.agents.manager.RESTART_PAUSES_S", (0.01, 0.01))
+    deaths: list[str] = []
+
+    class Mortal(InlineWorkerHandle):
+        async def ready(self, timeout_s: float) -> None:
+            if len(deaths) < num_deaths and self.name.startswith("agent_loop_worker"):
+                deaths.append(self.name)
+                raise WorkerDied(self.name)
+            await super().ready(timeout_s)
+
+    monkeypatch.setattr("lit_rl.cluster.worker_group.InlineWorkerHandle", Mortal)
+    with Runtime("inline") as runtime:
+        manager = AgentLoopManager(runtime, AgentSettings(num_workers=2), EchoClient(), letters())
+        rollout = manager.generate([request(letter) for letter in "abcd"], SamplingParams())
+        trajectories = runtime.loop.run(rollout, timeout_s=20, what="the rollout")
+        assert len(manager._workers) == num_workers
+        runtime.loop.run(manager.stop(), timeout_s=20, what="the stop")
+    assert [trajectory.error for trajectory in trajectories] == [None] * 4
+
+
+def test_workers_that_never_start_end_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_rl.agents.manager.RESTART_PAUSES_S", (0.01,))
+
+    class Dead(InlineWorkerHandle):
+        async def ready(self, timeout_s: float) -> None:
+            raise WorkerDied(self.name)
+
+    monkeypatch.setattr("lit_rl.cluster.worker_group.InlineWorkerHandle", Dead)
+    with Runtime("inline") as runtime:
+        manager = AgentLoopManager(runtime, AgentSettings(num_workers=2), EchoClient(), letters())
+        with pytest.raises(WorkerDied, match="agent_loop_worker"):
+            runtime.loop.run(manager.start(), timeout_s=20, what="the start")
+        runtime.loop.run(manager.stop(), timeout_s=20, what="the stop")
 
 
 def test_no_more_trajectories_run_at_once_than_allowed(runtime: Runtime) -> None:

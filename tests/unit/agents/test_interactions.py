@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from test_tool_agent import call, roll_out, text_of
 
+from lit_rl.agents import AgentSettings
 from lit_rl.agents.interactions import BaseInteraction, load_interactions
+from lit_rl.agents.run_tools import row_schemas
 
 
 class Asking(BaseInteraction):
@@ -133,8 +135,12 @@ def test_interactions_are_read_from_yaml(tmp_path: Path) -> None:
         ("[]", "top-level key 'interaction'"),
         ("interaction: [{name: x}]", r"interaction\[0\] must be a mapping with 'class_name'"),
         ("interaction: [{class_name: pathlib.Path}]", "no subclass"),
+        ("interaction: [{class_name: 'users.py:Polite', name: [1]}]", "name must be a text"),
+        ("interaction: [{class_name: 'users.py:Polite', config: hard}]", "config a mapping"),
         ("interaction: [{class_name: 'users.py:Polite'}, {class_name: 'users.py:Polite'}]", "two interactions"),
     ]:
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
             load_interactions(str(path))
+        with pytest.raises(ValueError, match=message):  # before the engines start
+            row_schemas(AgentSettings(interaction_config_path=str(path)), {})

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from lit_rl.agents import AgentSettings
 from lit_rl.agents.agent_loop import InfrastructureError
@@ -16,7 +19,7 @@ from lit_rl.agents.openai_session import OpenAISession, RequestRefused
 from lit_rl.agents.policy_text import PolicyText
 from lit_rl.agents.settings import TrajectoryRequest
 from lit_rl.agents.worker import AgentLoopWorker
-from lit_rl.data.chat_template import ChatTemplate
+from lit_rl.data.chat_template import ChatTemplate, ChatTemplateError
 from lit_rl.models.loading import load_tokenizer
 from lit_rl.types import Prompt, SamplingParams, TokenOutput, Trajectory
 
@@ -277,6 +280,53 @@ def test_the_example_agent_calls_its_tool(tokenizer: Any) -> None:
     assert trajectory.error is None
     assert trajectory.text == f"{CALL}It is 42."
     assert trajectory.messages[1]["content"] == "42"
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["role", "type", "text", "function", "name", "id"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+def some(**fields: Any) -> Any:
+    """A mapping with any of these keys."""
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+calls = st.lists(some(id=plain, function=some(name=plain, arguments=plain) | plain), max_size=2)
+messages = some(
+    role=st.sampled_from(["user", "assistant", "tool", "system"]) | plain,
+    content=plain,
+    tool_calls=calls | plain,
+    tool_call_id=plain,
+)
+bodies = some(
+    messages=st.lists(messages | plain, max_size=3) | plain,
+    tools=st.just(TOOLS) | plain,
+    max_tokens=plain,
+    stop=plain,
+    n=st.just(1) | plain,
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(requests=st.lists(bodies, min_size=1, max_size=2))
+def test_no_request_makes_anything_but_a_refusal(tokenizer: Any, requests: list[dict[str, Any]]) -> None:
+    loop = build_loop(tokenizer, Scripted(tokenizer, "a", "b"))
+    session = OpenAISession(loop, loop.parser, SamplingParams(max_tokens=50))
+
+    async def ask() -> None:
+        for body in requests:
+            with contextlib.suppress(RequestRefused, ChatTemplateError):
+                await session.complete(body)
+
+    asyncio.run(ask())
+    for sequence in session.sequences:
+        assert len(sequence.response.token_ids) == len(sequence.response.logprobs)
 
 
 def test_an_agent_that_is_not_there_is_named(tokenizer: Any) -> None:

@@ -21,7 +21,9 @@ from lit_rl.tools import BaseTool, OpenAIFunctionToolSchema
 from lit_rl.tools.rate_limit import SharedRateLimit
 from lit_rl.types import Prompt, SamplingParams
 
-CHATML_TOOLS = Path(__file__).parents[3] / "examples" / "chatml_tools.jinja"
+EXAMPLES = Path(__file__).parents[3] / "examples"
+CHATML_TOOLS = EXAMPLES / "chatml_tools.jinja"
+OPENAI_LOOP = "lit_rl.agents.openai_agent.OpenAIAgentLoop"
 TWO_TOOLS = """
 tools:
   - class_name: test_run_tools.Noting
@@ -81,13 +83,65 @@ def test_a_loop_of_ones_own_says_what_it_shows(settings: AgentSettings) -> None:
 
 class FirstOnly(ToolAgentLoop):
     @classmethod
-    def shown_schemas(cls, tools, prompt):
-        return super().shown_schemas({"first": tools["first"]}, prompt)
+    def shown_schemas(cls, tools, prompt, options):
+        return super().shown_schemas({"first": tools["first"]}, prompt, options)
+
+
+def test_tools_that_an_openai_agent_names_are_measured_with_its_rows(settings: AgentSettings) -> None:
+    example = f"{EXAMPLES}/openai_agent.py"
+    options = {"agent": f"{example}:agent", "agent_tools": f"{example}:TOOLS"}
+    spec = AgentLoopSpec(loop_class=OPENAI_LOOP, options=options)
+    settings.agent_loops = {"mine": spec}
+    assert names(row_schemas(settings, {})(row(agent_name="mine"))) == ["add"]
+    spec.options = {"agent": f"{example}:agent"}
+    assert row_schemas(settings, {})(row(agent_name="mine")) == []
+
+
+@pytest.mark.parametrize(("name", "message"), [("agent", "list of tool schemas"), ("GONE", "cannot be imported")])
+def test_tools_of_an_openai_agent_that_are_none_are_refused_with_the_row(
+    settings: AgentSettings, name: str, message: str
+) -> None:
+    file = f"{EXAMPLES}/openai_agent.py"
+    options = {"agent": f"{file}:agent", "agent_tools": f"{file}:{name}"}
+    settings.agent_loops = {"mine": AgentLoopSpec(loop_class=OPENAI_LOOP, options=options)}
+    with pytest.raises(ValueError, match=f"Row row-7: agent_tools='.*:{name}'.*{message}"):
+        row_schemas(settings, {})(row(agent_name="mine"))
 
 
 def test_an_unknown_loop_is_found_with_its_row(settings: AgentSettings) -> None:
     with pytest.raises(ValueError, match="Row row-7: Unknown agent loop 'tool_agnt'"):
         row_schemas(settings, {})(row(agent_name="tool_agnt"))
+
+
+@pytest.mark.parametrize(
+    ("loop", "options", "message"),
+    [
+        (
+            "tool_agent",
+            {"max_parallel_call": 2},
+            "default_options: ToolAgentLoop does not take 'max_parallel_call'. It",
+        ),
+        ("tool_agent", {"client": 1}, "default_options: client is given by the worker"),
+        ("single_turn_agent", {"rounds": 1}, "SingleTurnAgentLoop does not take 'rounds'. It takes no options"),
+        ("openai_agent", {}, "default_options: OpenAIAgentLoop needs 'agent'"),
+        ("tool_agnt", {}, "Unknown agent loop 'tool_agnt'"),
+    ],
+)
+def test_options_that_a_loop_does_not_take_are_refused_before_anything_starts(
+    loop: str, options: dict, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        row_schemas(AgentSettings(default_agent_loop=loop, default_options=options), {})
+    spec = AgentLoopSpec(loop_class=f"{__name__}.FirstOnly", options={"tool_parser": "hermes", "rounds": 2})
+    with pytest.raises(ValueError, match=r"agent_loops\.mine\.options: FirstOnly does not take 'rounds'"):
+        row_schemas(AgentSettings(agent_loops={"mine": spec}), {})
+
+
+def test_values_that_a_loop_refuses_fail_the_start_of_its_workers(settings: AgentSettings) -> None:
+    spec = AgentLoopSpec(loop_class=f"{__name__}.FirstOnly", options={"max_parallel_calls": 0})
+    settings.agent_loops = {"mine": spec}
+    with pytest.raises(ValueError, match=r"data\.agents\.agent_loops\.mine: ValueError: max_parallel_calls=0"):
+        AgentLoopWorker(settings, EchoClient(), letters())
 
 
 def test_a_worker_closes_every_tool_although_one_fails(settings: AgentSettings, caplog) -> None:

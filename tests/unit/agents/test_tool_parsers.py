@@ -238,7 +238,7 @@ PIECES = [
 ]  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(pieces=st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=30), is_truncated=st.booleans())
 def test_no_text_makes_a_parser_raise(pieces, is_truncated):
     for name in NAMES:

@@ -91,7 +91,7 @@ def train(tmp_path) -> Callable[..., L.Trainer]:
             max_epochs=iterations,
             check_val_every_n_epoch=validate_every,
             default_root_dir=tmp_path,
-            logger=False,
+            logger=options.pop("logger", False),
             enable_progress_bar=False,
             enable_model_summary=False,
             num_sanity_val_steps=options.pop("num_sanity_val_steps", 0),

@@ -54,6 +54,9 @@ class BaseModule(L.LightningModule):
         values |= {"response_length/mean": 7.0, "timing_s/gen": 1.5, "timing_s/update_actor": 2.5}
         self.log_dict(values, on_step=False, on_epoch=True, batch_size=1)
 
+    def on_save_checkpoint(self, checkpoint) -> None:
+        checkpoint["lit_rl_policy_version"] = self.policy_version
+
     def fail(self) -> None:
         raise RuntimeError("the step failed")
 
@@ -62,6 +65,9 @@ class BaseModule(L.LightningModule):
         self.log_dict(values, on_step=False, on_epoch=True, batch_size=1)
 
     test_step = validation_step
+
+    def predict_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        pass
 
 
 class ModuleA(BaseModule):
@@ -152,7 +158,7 @@ class Data(L.LightningDataModule):
     def val_dataloader(self):
         return [torch.zeros(1, 2)]
 
-    test_dataloader = val_dataloader
+    test_dataloader = predict_dataloader = val_dataloader
 
     def state_dict(self):
         return {"position": self.position}

@@ -141,10 +141,19 @@ def test_a_sanity_check_leaves_no_trace(fit) -> None:
     assert files[0] == files[1]
 
 
-def test_validate_and_test_write_their_trajectories(fit) -> None:
+def test_validate_test_and_predict_write_their_trajectories_and_say_where(fit, capsys) -> None:
     trained = fit()
+    capsys.readouterr()
     validated = fit(f"--ckpt_path={trained.run_folder}", subcommand="validate")
     tested = fit(subcommand="test")
+    predicted = fit(subcommand="predict")
+
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Done: ")]
+    assert said == [
+        f"Done: 1 sampled trajectories are in {validated.run_folder}/trajectories/validation.jsonl",
+        f"Done: 1 sampled trajectories are in {tested.run_folder}/trajectories/test.jsonl",
+        f"Done: 1 predictions are in {predicted.run_folder}/trajectories/predict.jsonl",
+    ]
 
     lines = (validated.run_folder / "trajectories/validation.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["row_id"] == "row9"
@@ -226,6 +235,7 @@ def test_wandb_gets_the_whole_config_nested_and_once(fit, monkeypatch) -> None:
 
     config = dict(cli.trainer.loggers[1].experiment.config)
     wandb.finish()
+    assert [path.parent for path in Path().rglob("offline-run-*")] == [cli.run_folder / "wandb"]
     assert config["model"]["init_args"]["lr"] == 1e-6
     assert config["model"]["init_args"]["model_name"] == "some/model"
     assert config["data"]["init_args"]["sampling"] == {"temperature": 0.5, "stop": []}

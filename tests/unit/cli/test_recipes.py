@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lit_rl import PolicyGradientModule, RolloutDataModule
-from lit_rl.cli import RLCLI
+from lit_rl.cli import DEFAULT_DATA, RLCLI, base_classes
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 RECIPES = sorted(CONFIGS.glob("*.yaml"))
@@ -25,7 +25,7 @@ class ParseOnly(RLCLI):
 
 
 def _parse(*args: str) -> ParseOnly:
-    return ParseOnly(PolicyGradientModule, RolloutDataModule, args=list(args), run=False)
+    return ParseOnly(*base_classes(), args=list(args), run=False, default_data=DEFAULT_DATA)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
@@ -88,12 +88,42 @@ def test_every_value_of_a_sweep_is_accepted(path, monkeypatch) -> None:
         _parse(*command[command.index("fit") + 1 :])
 
 
-def test_help_and_typos_start_no_engine() -> None:
+def test_data_without_a_class_is_the_rollouts_and_another_class_can_be_named() -> None:
+    usual = _parse("--model=lit_rl.GRPO", "--data.train_data=lit_rl.data.Arithmetic", "--data.group_size=2").config
+    assert usual.data.class_path == "lit_rl.RolloutDataModule"
+    assert usual.data.init_args.group_size == 2
+
+    demonstrations = ["--data.train_data=lit_rl.data.ConversationFiles", "--data.train_data.files=[a.jsonl]"]
+    other = _parse("--model=lit_rl.SFT", "--data=lit_rl.SFTDataModule", *demonstrations, "--data.batch_size=2").config
+    assert other.data.class_path == "lit_rl.SFTDataModule"
+    assert other.data.init_args.batch_size == 2
+    assert "group_size" not in other.data.init_args
+
+
+def test_the_warm_up_of_the_documentation_parses(tmp_path) -> None:
+    text = (CONFIGS.parent / "docs/sft.md").read_text()
+    (tmp_path / "warmup.yaml").write_text(text.split("```yaml\n")[2].split("```")[0])
+
+    config = _parse("--config", str(tmp_path / "warmup.yaml")).config
+
+    assert config.data.class_path == "lit_rl.WarmupDataModule"
+    assert config.data.init_args.val_sampling.temperature == 0.0
+    assert config.trainer.callbacks[0].init_args.stopping_threshold == 0.5
+
+
+def test_lora_is_set_from_the_command_line() -> None:
+    lora = _parse("--model=lit_rl.GRPO", "--data.train_data=lit_rl.data.Arithmetic", "--model.lora.r=8").config.model
+
+    assert vars(lora.init_args.lora) == {"r": 8, "alpha": 32.0, "target_modules": "all-linear"}
+
+
+def test_help_typos_and_a_model_that_cannot_be_had_start_no_engine(tmp_path) -> None:
     # Case O43, through the real entry point.
     code = """
 import sys
 from lit_rl.cli import main
-for args in (["--help"], ["fit", "--config", sys.argv[1], "--trainer.max_epoch=1"]):
+base = ["fit", "--config", sys.argv[1]]
+for args in (["--help"], [*base, "--trainer.max_epoch=1"], [*base, "--model_name=no-such/model"]):
     try:
         main(args)
     except SystemExit as stopped:
@@ -102,9 +132,18 @@ ray = sys.modules.get("ray")
 print("vllm" in sys.modules, ray is not None and getattr(ray, "is_initialized", lambda: False)())
 """
     done = subprocess.run(
-        [sys.executable, "-c", code, str(RECIPES[0])], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code, str(RECIPES[0])],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
 
     assert done.stdout.splitlines()[-2:] == ["exit 2", "False False"]
     assert "exit 0" in done.stdout
+    assert done.stdout.count("exit 2") == 2
     assert "unknown key 'trainer.max_epoch'. Did you mean 'trainer.max_epochs'?" in done.stderr
+    assert "lit-rl: error: model_name='no-such/model' cannot be loaded" in done.stderr
+    assert "Traceback" not in done.stderr

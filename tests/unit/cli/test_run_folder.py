@@ -32,6 +32,17 @@ def test_runs_started_in_the_same_second_get_different_folders(tmp_path) -> None
     }
 
 
+def test_a_runs_dir_that_cannot_be_written_is_named(fit, capsys, tmp_path) -> None:
+    (tmp_path / "taken").write_text("a file")
+
+    for runs_dir, reason in ((tmp_path / "taken", "Not a directory"), (Path("/proc/runs"), "No such file")):
+        with pytest.raises(SystemExit) as stopped:
+            fit("--data=cli_standin.Data", f"--runs_dir={runs_dir}")
+        message = capsys.readouterr().err
+        assert stopped.value.code == 2
+        assert f"lit-rl: error: runs_dir={runs_dir}: cannot make a folder in {runs_dir}/recipe ({reason}" in message
+
+
 def test_a_half_written_checkpoint_is_ignored(tmp_path) -> None:
     # Case O39.
     good = _checkpoint(tmp_path, "iteration_00001.ckpt")

@@ -83,3 +83,27 @@ def test_requests_of_a_killed_replica_complete_elsewhere(ray_runtime: Runtime) -
     assert status["ejected_servers"] == ["replica-0"]
     for group in (replicas, balancers, callers):
         ray_runtime.loop.run(group.stop(2.0), timeout_s=30.0, what="a group to stop")
+
+
+def test_a_killed_balancer_starts_again_and_no_request_is_lost(ray_runtime: Runtime) -> None:
+    replicas = WorkerGroup.create(ray_runtime, CountingReplica, 1, name="counting", kwargs={"version": 1})
+    servers = {replica.name: replica for replica in replicas.workers}
+    balancers = WorkerGroup.create(
+        ray_runtime, LoadBalancer, 1, name="mortal_balancer", kwargs={"servers": list(servers)}, restarts=True
+    )
+    client = LLMServerClient(balancers.workers[0], servers)
+
+    async def run() -> list[TokenOutput]:
+        await asyncio.gather(*(group.ready(60.0) for group in (replicas, balancers)))
+        sampling = SamplingParams(max_tokens=2)
+        outputs = [await client.generate([5], sampling, "before")]
+        identity = await balancers.workers[0]._identity  # type: ignore[attr-defined]
+        os.kill(identity.pid, 9)
+        outputs += await asyncio.gather(*(client.generate([5], sampling, f"after{i}") for i in range(4)))
+        return outputs
+
+    outputs = ray_runtime.loop.run(run(), timeout_s=120.0, what="the test")
+
+    assert [output.token_ids for output in outputs] == [[1, 2]] * 5
+    for group in (replicas, balancers):
+        ray_runtime.loop.run(group.stop(2.0), timeout_s=30.0, what="a group to stop")

@@ -181,6 +181,41 @@ def test_a_mesh_refuses_what_it_cannot_split_equally(group: Any) -> None:
         group.forward([1, 2, 3])
 
 
+@pytest.mark.parametrize(
+    ("dp_ranks", "collecting", "message"),
+    [
+        ([0, 0, 2, 2], [1, 0, 1, 0], r"data-parallel rank 1 of mesh 'train' has the workers \[\], of which \[\]"),
+        ([0, 0, 1, 1], [1, 0, 0, 0], r"rank 1 of mesh 'train' has the workers \[2, 3\], of which \[\] collect"),
+        ([0, 0, 1, 1], [1, 1, 1, 0], r"rank 0 of mesh 'train' has the workers \[0, 1\], of which \[0, 1\] collect"),
+    ],
+)
+def test_a_mesh_that_would_lose_or_double_rows_is_refused(
+    inline_runtime: Runtime, dp_ranks: list[int], collecting: list[int], message: str
+) -> None:
+    group: Any = create_meshed(inline_runtime, dp_ranks, collecting)
+    with pytest.raises(DispatchError, match=message):
+        group.forward([1, 2, 3, 4, 5, 6])
+
+
+def test_a_mesh_returns_rows_in_input_order_whatever_the_order_of_its_ranks(inline_runtime: Runtime) -> None:
+    group: Any = create_meshed(inline_runtime, [1, 1, 0, 0], [1, 0, 1, 0])
+    assert group.forward([1, 2, 3, 4]) == [201, 202, 3, 4]
+
+
+class Meshed(Worker):
+    def __init__(self, rank: int, dp_rank: int, is_collecting: bool) -> None:
+        self.rank = rank
+        self.register_mesh("train", dp_rank=dp_rank, is_collecting=is_collecting)
+
+
+def create_meshed(runtime: Runtime, dp_ranks: list[int], collecting: list[int]) -> WorkerGroup:
+    kwargs = [
+        {"rank": rank, "dp_rank": dp_rank, "is_collecting": bool(collects)}
+        for rank, (dp_rank, collects) in enumerate(zip(dp_ranks, collecting, strict=True))
+    ]
+    return WorkerGroup.create(runtime, Meshed, 4, name="meshed", per_rank_kwargs=kwargs)
+
+
 def test_a_mesh_is_registered_once() -> None:
     with pytest.raises(ValueError, match="'train' is already registered"):
         Worker().register_mesh("train", dp_rank=0, is_collecting=True)
@@ -253,6 +288,16 @@ def test_the_same_group_works_over_ray(ray_runtime: Runtime) -> None:
         assert group.double(Rows([1, 2, 3, 4, 5])).values == [2, 4, 6, 8, 10]
         assert [future.result(20) for future in group.load("x")] == [(rank, "x") for rank in range(4)]
         assert group.forward([1, 2, 3, 4]) == [1, 2, 203, 204]
+        assert group.last_share() == [[1, 2], [1, 2], [3, 4], [3, 4]]
+        assert group.same([1, 2]) == [(rank, [1, 2]) for rank in range(4)]
+        assert group.one_each(list("abcd")) == [(rank, "abcd"[rank]) for rank in range(4)]
+        assert group.count(list(range(6))) == [2, 2, 1, 1]
+        assert group.double([1, 2], factor=Broadcast(5)) == [5, 10]
+        assert group.ask_first([1, 2, 3, 4]) == (0, [1, 2, 3, 4])
+        assert group.echo([1, 2, 3, 4], key=Scatter(list("abcd"))) == [
+            (rank, ([1, 2, 3, 4],), {"key": "abcd"[rank]}) for rank in range(4)
+        ]
+        assert group.double(group.double.options(blocking=False)([1, 2, 3])) == [4, 8, 12]
         with pytest.raises(WorkerGroupError, match=r"Rank 2 \(dispatch-2\):(.|\n)*missing weight"):
             group.fail_on_two.options(timeout_s=50.0)()
     finally:

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from lit_rl.cluster import Runtime, WorkerDied, WorkerGroup, find_worker
+from lit_rl.cluster import Runtime, WorkerDied, WorkerGroup, call_again, find_worker
 
 
 class UnpicklableError(Exception):
@@ -258,6 +258,54 @@ def test_a_killed_worker_is_told_at_once_and_its_children_are_gone(ray_runtime: 
             break
         time.sleep(0.05)
     assert not is_running(child)
+
+
+def test_a_killed_worker_that_restarts_is_built_anew_under_the_same_handle(ray_runtime: Runtime) -> None:
+    # Given what it is built with, in the environment it was given.
+    group = WorkerGroup.create(
+        ray_runtime,
+        Worker,
+        1,
+        name="phoenix",
+        kwargs={"rank": 7},
+        env={"LIT_RL_TEST": "set", "HOME": None},
+        restarts=True,
+    )
+    worker = group.workers[0]
+    wait(ray_runtime, group.ready(60.0))
+    pid, child = wait(ray_runtime, worker.call("start_child", timeout_s=30.0))
+
+    os.kill(pid, 9)
+
+    assert wait(ray_runtime, call_again(worker, "echo_slowly", "again", timeout_s=60.0), 90.0) == ("again", 7)
+    assert wait(ray_runtime, worker.call("get_env", "LIT_RL_TEST", "HOME", timeout_s=30.0)) == ["set", None]
+    new_pid, new_child = wait(ray_runtime, worker.call("start_child", timeout_s=30.0))
+    assert new_pid != pid
+    wait(ray_runtime, group.stop(5.0), 30.0)
+    for process in (pid, child, new_pid, new_child):
+        assert not is_running(process)
+    with pytest.raises(WorkerDied):
+        wait(ray_runtime, worker.call("echo", timeout_s=10.0), 20.0)
+
+
+def test_call_again_gives_up_where_nothing_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_rl.cluster.handle.RESTART_PAUSES_S", (0.01, 0.01))
+
+    class Dying:
+        def __init__(self, is_restarting: bool) -> None:
+            self.is_restarting, self.num_calls = is_restarting, 0
+
+        async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+            self.num_calls += 1
+            raise WorkerDied("w-0", "killed", self.is_restarting)
+
+    for is_restarting, num_calls in ((True, 3), (False, 1)):
+        worker = Dying(is_restarting)
+        with pytest.raises(WorkerDied, match="Worker w-0 died: killed"):
+            asyncio.run(call_again(worker, "score", timeout_s=1.0))  # type: ignore[arg-type]
+        assert worker.num_calls == num_calls
+    error = pickle.loads(pickle.dumps(WorkerDied("w-0", "killed", True)))
+    assert (error.name, error.reason, error.is_restarting) == ("w-0", "killed", True)
 
 
 def test_stopping_leaves_neither_process_nor_children(ray_runtime: Runtime) -> None:

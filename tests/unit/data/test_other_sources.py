@@ -1,11 +1,19 @@
 import importlib.util
+import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lit_rl.data import HuggingFaceDataset, PromptRowError, ReasoningGym
 
+ROW = {
+    "prompt": [{"role": "user", "content": "Q"}],
+    "data_source": "s",
+    "reward_model": {"ground_truth": "1"},
+}
 ROWS = [{"q": f"Question {i}", "a": str(i)} for i in range(5)]
 
 
@@ -19,14 +27,9 @@ def test_question_and_answer_columns_become_prompts() -> None:
 
 
 def test_rows_in_the_file_schema_are_taken_as_they_are() -> None:
-    row = {
-        "prompt": [{"role": "user", "content": "Q"}],
-        "data_source": "s",
-        "reward_model": {"ground_truth": "1"},
-    }
-    assert HuggingFaceDataset([row])[0].ground_truth == "1"
+    assert HuggingFaceDataset([ROW])[0].ground_truth == "1"
     with pytest.raises(PromptRowError, match=r"row 1: column 'data_source' is missing.*Columns present: prompt"):
-        HuggingFaceDataset([row, {"prompt": row["prompt"]}])
+        HuggingFaceDataset([ROW, {"prompt": ROW["prompt"]}])
 
 
 def test_a_missing_dataset_column_names_row_and_columns() -> None:
@@ -36,6 +39,35 @@ def test_a_missing_dataset_column_names_row_and_columns() -> None:
         HuggingFaceDataset(ROWS, question_column="q")
     with pytest.raises(ValueError, match="holds no rows"):
         HuggingFaceDataset([])
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        (ROWS, {"question_column": "q", "answer_column": "a", "max_samples": -1}, "max_samples=-1 must be at least 1"),
+        (ROWS, {"system_prompt": "S"}, "system_prompt is used with question_column only"),
+        (ROWS, {"data_source": "quiz"}, "data_source is used with question_column only"),
+        ({"train": ROWS}, {}, r"dict \(train\), row 0: must be a mapping of columns, not str. Of a DatasetDict"),
+        (
+            [{**ROW, "extra_info": {"index": 3}}, {**ROW, "extra_info": {"index": 3}}],
+            {},
+            r"list \(train\), row 1.*list \(train\), row 0",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_told(rows: Any, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        HuggingFaceDataset(rows, **options)
+
+
+def test_a_folder_is_loaded_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
+    source = HuggingFaceDataset(str(folder), question_column="q", answer_column="a", data_source="quiz")
+    assert [source[index].ground_truth for index in range(len(source))] == ["0", "1", "2", "3", "4"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("datasets") is not None, reason="the package datasets is installed")

@@ -170,13 +170,13 @@ def test_trajectories_without_weight_are_left_out_and_so_are_micro_batches_left_
     experience.advantages = torch.tensor([0.5, 0.0, 1.0, -0.5])
     mini_batch = MiniBatch(experience, 0, 0, 0)
 
-    kept = list(mini_batch.micro_batches(only_weighted=True))
+    kept = list(mini_batch.micro_batches(mini_batch.weighted_indices()))
 
     assert sorted(position for batch, _ in kept for position in batch.positions) == [0, 3]
     assert [is_last for _, is_last in kept] == [False, True]
     assert len(list(mini_batch.micro_batches())) == 4
     experience.advantages = torch.zeros(4)
-    assert list(mini_batch.micro_batches(only_weighted=True)) == []
+    assert list(mini_batch.micro_batches(mini_batch.weighted_indices())) == []
 
 
 def test_a_mini_batch_without_a_trajectory_has_no_micro_batch() -> None:

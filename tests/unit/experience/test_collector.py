@@ -13,6 +13,7 @@ from lit_rl.cluster import Runtime
 from lit_rl.experience.batch import Experience
 from lit_rl.experience.collector import Collector, derive_seed
 from lit_rl.experience.progress import PhaseProgress
+from lit_rl.experience.share import PlanSettings
 from lit_rl.types import Prompt, SamplingParams, Trajectory
 
 Answer = Callable[[TrajectoryRequest], dict[str, Any]]
@@ -87,12 +88,15 @@ def rows(*names: str) -> list[Prompt]:
 
 
 def collect(collector: Collector, iteration: int, *names: str, group_size: int = 3, **options: Any) -> Experience:
+    """The experience of one rank."""
     collector.servers.version = iteration
-    defaults = {"num_mini_batches": 1, "ppo_epochs": 1, "max_tokens": 1000, "micro_batch_size": None}
-    return collector.collect(
-        iteration, rows(*names), SamplingParams(temperature=0.7), group_size=group_size, share_prompts=True,
-        **(defaults | options),
-    )  # fmt: skip
+    planned = {name: options.pop(name) for name in ("num_mini_batches", "max_tokens") if name in options}
+    plan = PlanSettings(**({"max_tokens": 1000} | planned))
+    rollout = collector.collect(
+        iteration, rows(*names), SamplingParams(temperature=0.7), group_size=group_size, **options
+    )
+    (share,) = rollout.deal(plan, 1)
+    return share.experience(plan, 1)
 
 
 def seeds_of(collector: Collector) -> list[int]:
@@ -191,10 +195,7 @@ def test_nothing_is_collected_before_the_replicas_hold_the_iterations_version(
 ) -> None:
     collector = make_collector()
     with pytest.raises(RuntimeError, match="replicas hold 0, iteration 1 needs 1"):
-        collector.collect(
-            1, rows("a"), SamplingParams(), group_size=1, num_mini_batches=1, ppo_epochs=1, max_tokens=10,
-            micro_batch_size=None, share_prompts=True,
-        )  # fmt: skip
+        collector.collect(1, rows("a"), SamplingParams(), group_size=1)
 
     assert collector.agents.requests == []
 

@@ -67,3 +67,18 @@ def test_what_tools_report_is_averaged_over_those_that_used_them() -> None:
 def test_conversations_without_measurements_give_no_metrics() -> None:
     assert agent_loop_metrics([]) == {}
     assert agent_loop_metrics([conversation(), conversation()]) == {}
+
+
+def test_a_tool_that_counts_its_calls_has_rates_over_them() -> None:
+    metrics = agent_loop_metrics(
+        [
+            conversation(**{"tool/search/num_calls": 3, "tool/search/is_error": 1, "tool/other/seconds": 5}),
+            conversation(**{"tool/search/num_calls": 1, "tool/search/is_error": 0}),
+            conversation(generate_s=1.0),
+        ]
+    )
+    assert metrics["tool/search/num_calls/mean"] == 2
+    assert metrics["tool/search/is_error/mean"] == 0.5
+    assert metrics["tool/search/is_error/per_call"] == 0.25
+    assert "tool/search/num_calls/per_call" not in metrics
+    assert "tool/other/seconds/per_call" not in metrics

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from lit_rl.metrics.evaluation import evaluation_metrics, pass_at_k
+from lit_rl.metrics.evaluation import best_at_k, evaluation_metrics, pass_at_k
 from lit_rl.types import Trajectory
 
 
@@ -67,6 +67,26 @@ def test_pass_rates_are_averaged_over_rows_at_powers_of_two() -> None:
     assert metrics["val-core/s/reward/mean@4"] == 0.125
     assert metrics["val-core/s/reward/pass@2"] == 0.25  # (1/2 + 0) / 2
     assert metrics["val-core/s/reward/pass@4"] == 0.5
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_best_at_k_equals_counting_every_draw(k: int) -> None:
+    rewards = [0.3, -1.0, 0.4, 0.9, 0.3]
+    draws = list(itertools.combinations(rewards, k))
+
+    assert best_at_k(rewards, k) == pytest.approx(sum(map(max, draws)) / len(draws))
+
+
+def test_best_and_worst_are_averaged_over_rows_and_the_best_of_all_is_a_core_metric() -> None:
+    rows = [[1.0, 0.0, 0.5, 0.5], [0.2] * 4]
+    metrics = evaluation_metrics("s", [sampled(row, reward) for row, rewards in enumerate(rows) for reward in rewards])
+
+    # Of the 6 pairs of the first row 3 hold the 1, and 3 the 0; the others have 0.5 as best and worst.
+    assert metrics["val-aux/s/reward/best@2/mean"] == pytest.approx((0.75 + 0.2) / 2)
+    assert metrics["val-aux/s/reward/worst@2/mean"] == pytest.approx((0.25 + 0.2) / 2)
+    assert metrics["val-core/s/reward/best@4/mean"] == pytest.approx(0.6)
+    assert metrics["val-aux/s/reward/worst@4/mean"] == pytest.approx(0.1)
+    assert "val-core/s/reward/best@2/mean" not in metrics
 
 
 # O29

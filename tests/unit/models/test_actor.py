@@ -1,7 +1,8 @@
 import pytest
 import torch
+from tiny_models import tiny_llama
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedModel
 
 from lit_rl.models.actor import Actor
 from lit_rl.models.packing import pack
@@ -10,22 +11,6 @@ from lit_rl.models.reference import Reference
 PROMPTS = [[3, 1, 4], [3, 1, 4], [3, 1, 4], [2, 7, 1, 8], [2, 7, 1, 8], [5]]
 RESPONSES = [[1, 5, 9, 2], [6], [5, 3, 5, 8, 9], [2, 8], [], [4, 5, 9]]
 GROUPS = [0, 0, 0, 1, 1, 2]
-
-
-def tiny_llama(**overrides: object) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-        initializer_range=0.3,
-        **overrides,
-    )
-    return LlamaForCausalLM(config).eval()
 
 
 def separate_logprobs(network: PreTrainedModel, temperature: float = 1.0) -> Tensor:

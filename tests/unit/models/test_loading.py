@@ -136,3 +136,11 @@ def test_dropout_of_any_spelling_is_switched_off() -> None:
 def test_a_model_name_that_was_left_out_is_asked_for(name):
     with pytest.raises(ValueError, match=r"model_name is not set\. Give a hub id, .*bundled/tiny-random"):
         loading.resolve_model(name)
+
+
+def test_a_hub_model_that_cannot_be_had_is_named_with_what_works_without_a_hub(monkeypatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for load in (loading.max_positions, loading.load_tokenizer, loading.load_causal_lm):
+        with pytest.raises(OSError, match=r"model_name='no-such/model' cannot.*HF_HUB_OFFLINE=1.*bundled/smollm2-135m"):
+            load("no-such/model")

@@ -1,26 +1,11 @@
 import pytest
 import torch
+from tiny_models import tiny_llama
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from lit_rl.models.actor import Actor
 from lit_rl.models.packing import PackedSequences, pack
 from lit_rl.models.working_copy import Bf16WorkingCopy
-
-
-def tiny_llama() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-        initializer_range=0.3,
-    )
-    return LlamaForCausalLM(config)
 
 
 def batch(shift: int = 0) -> PackedSequences:

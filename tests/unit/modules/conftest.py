@@ -26,7 +26,7 @@ def tiny_model_folder(tmp_path_factory):
     return str(folder)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_trajectories():
     """Groups of random trajectories: uneven lengths, masked tool tokens, one empty response, rewards in quarters."""
 

@@ -285,7 +285,7 @@ def test_methods_without_a_group_take_groups_of_one(name, caplog):
 
 
 def warnings_at_start(module, caplog):
-    module.trainer = SimpleNamespace(current_epoch=0, datamodule=SimpleNamespace(group_size=1))
+    module.trainer = SimpleNamespace(current_epoch=0, datamodule=SimpleNamespace(group_size=1), strategy=None)
     with caplog.at_level(logging.WARNING, logger="lit_rl"):
         module.setup("fit")
     return caplog.text

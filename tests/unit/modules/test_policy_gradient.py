@@ -351,7 +351,8 @@ def test_groups_of_one_are_warned_about_at_start(caplog):  # O23 (a)
     for group_size, is_warned in ((1, True), (2, False)):
         caplog.clear()
         module = GRPO("no/such/model")
-        module.trainer = SimpleNamespace(current_epoch=0, datamodule=SimpleNamespace(group_size=group_size))
+        data = SimpleNamespace(group_size=group_size)
+        module.trainer = SimpleNamespace(current_epoch=0, datamodule=data, strategy=None)
         with caplog.at_level(logging.WARNING, logger="lit_rl"):
             module.setup("fit")
         assert ("data.group_size=1" in caplog.text) == is_warned

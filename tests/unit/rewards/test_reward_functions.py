@@ -104,13 +104,18 @@ def test_closure_cannot_run_in_another_process() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (RewardSettings(function="a:b", parts=[RewardPart(name="x")]), "not both"),
-        (RewardSettings(parts=[RewardPart(name="x"), RewardPart(name="x")]), "names must be unique"),
-        (RewardSettings(isolation="fork"), r"data\.rewards\.isolation='fork'"),
-        (RewardSettings(timeout_s=0), r"data\.rewards\.timeout_s=0"),
-        (RewardSettings(timeout_s=float("nan")), r"data\.rewards\.timeout_s=nan"),
+        ({"function": "reward_samples:length", "parts": [RewardPart(name="x")]}, "not both"),
+        ({"parts": [RewardPart(name="x"), RewardPart(name="x")]}, "names must be unique"),
+        ({"parts": [RewardPart(name="x", weight=float("nan"))]}, "the weight of x, nan, must be a finite number"),
+        ({"isolation": "fork"}, r"data\.rewards\.isolation='fork'"),
+        ({"timeout_s": 0}, r"data\.rewards\.timeout_s=0"),
+        ({"timeout_s": float("nan")}, r"data\.rewards\.timeout_s=nan"),
+        ({"num_workers": 0}, r"data\.rewards\.num_workers=0"),
+        ({"function": "reward_samples:lenght"}, r"has no function 'lenght'.*length"),
+        ({"function": "nowhere/rewards.py"}, r"data\.rewards\.function: there is no file .*nowhere/rewards\.py"),
+        ({"parts": [RewardPart(name="x", function="no.such:reward")]}, "cannot import 'no.such'"),
     ],
 )
-def test_contradicting_settings_are_refused(settings: RewardSettings, message: str) -> None:
+def test_settings_that_cannot_work_are_refused_when_they_are_made(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        settings.check()
+        RewardSettings(**settings)

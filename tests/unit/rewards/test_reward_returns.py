@@ -45,11 +45,13 @@ def test_dict_without_score_names_function_row_and_keys() -> None:  # O29
     assert "['acc']" in error
 
 
-def test_values_that_are_no_numbers_stay_out_of_the_parts() -> None:
+def test_values_that_are_no_numbers_are_kept_as_text_beside_the_parts() -> None:
     result = normalize_reward_return(
         {"score": 1, "pred": "12", "acc": None, "gap": math.nan, "n": np.int64(3)}, "f", "r"
     )
     assert result.parts == {"n": 3.0}
+    assert result.notes == {"pred": "12", "acc": "None", "gap": "nan"}
+    assert normalize_reward_return({"score": 1, "text": "x" * 5000}, "f", "r").notes == {"text": "x" * 1000}
 
 
 @pytest.mark.parametrize(("num_tokens", "penalty"), [(4000, 0.0), (4608, -0.5), (5120, -1.0)])

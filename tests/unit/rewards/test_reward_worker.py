@@ -212,6 +212,30 @@ def test_client_goes_to_another_worker_when_one_has_died() -> None:
         asyncio.run(score(dead, dead))
 
 
+def test_client_waits_a_bounded_time_for_a_worker_that_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_rl.rewards.client.RESTART_PAUSES_S", (0.01, 0.01))
+    calls: list[int] = []
+
+    def reply(num_deaths: int) -> Callable[[], Awaitable[Any]]:
+        async def answer() -> RewardResult:
+            calls.append(1)
+            if len(calls) <= num_deaths:
+                raise WorkerDied("reward-0", "killed", is_restarting=True)
+            return RewardResult(score=1.0)
+
+        return answer
+
+    async def score(num_deaths: int) -> RewardResult:
+        calls.clear()
+        (request,) = score_requests("a")
+        return await RewardClient([FakeHandle("0", reply(num_deaths))], 5.0).score(request)  # type: ignore[list-item]
+
+    assert asyncio.run(score(2)).score == 1.0
+    with pytest.raises(WorkerDied):
+        asyncio.run(score(9))
+    assert len(calls) == 3
+
+
 def test_batch_is_scored_in_place_and_failed_or_scored_ones_are_left_alone() -> None:
     prompts = [Prompt(row_id=str(i), messages=[], data_source="test") for i in range(4)]
     trajectories = [trajectory("abc"), trajectory("x"), trajectory("a"), trajectory("a")]

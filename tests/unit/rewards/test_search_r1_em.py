@@ -4,7 +4,7 @@ import re
 import string
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_rl.rewards.search_r1_em import (
@@ -50,7 +50,6 @@ def test_different_answers_do_not_match(prediction, golden):
     assert em_check(prediction, golden) == 0
 
 
-@settings(deadline=None)  # a loaded machine is no failure
 @given(st.text(alphabet=string.printable + "éß“”İ the an a", max_size=40))
 def test_the_fast_normaliser_equals_the_rule_as_it_is_written(text):
     lowered = "".join(c for c in text.lower() if c not in set(string.punctuation))

@@ -10,7 +10,7 @@ import pytest
 from lit_rl.cluster import Runtime, WorkerGroup
 from lit_rl.serving.client import GenerationFailedError, LLMServerClient
 from lit_rl.serving.load_balancer import LoadBalancer
-from lit_rl.types import SamplingParams, TokenOutput
+from lit_rl.types import SamplingParams, ScoreOutput, TokenOutput
 
 
 class FakeReplica:
@@ -40,6 +40,16 @@ class FakeReplica:
             policy_versions=[self.version] * count,
         )
 
+    async def score(
+        self, prompt_ids: list[int], response_ids: list[int], request_id: str, temperature: float, top_k: int
+    ) -> ScoreOutput:
+        step = self.script.pop(0) if self.script else None
+        if isinstance(step, Exception):
+            raise step
+        if step == "hang":
+            await asyncio.sleep(60)
+        return ScoreOutput(logprobs=[-temperature * i for i in response_ids], policy_version=self.version)
+
     async def get_calls(self) -> list[tuple[list[int], SamplingParams, str]]:
         return self.calls
 
@@ -58,8 +68,9 @@ def serve(
         async def run() -> None:
             client = LLMServerClient(balancer, servers, **{"pause_s": 0.001, **options})
             await use(client, replicas, balancer)
-            await asyncio.sleep(0.02)  # releases travel with a delay of a few milliseconds
-            assert await balancer.call("get_total_inflight", timeout_s=5) == 0
+            async with asyncio.timeout(20):  # releases travel with a delay of a few milliseconds
+                while await balancer.call("get_total_inflight", timeout_s=5) > 0:
+                    await asyncio.sleep(0.005)
 
         runtime.loop.run(run(), timeout_s=30.0, what="the test")
     finally:
@@ -182,6 +193,27 @@ def test_aborts_without_end_stop_at_the_deadline() -> None:
             await client.generate([1], SamplingParams(), "c")
 
     serve([[0] * 1000], use, deadline_s=0.05)
+
+
+@pytest.mark.parametrize("failure", [ConnectionError("engine is gone"), "hang"])
+def test_given_tokens_are_scored_by_another_replica_where_the_first_fails(failure: Any) -> None:
+    async def use(client: LLMServerClient, replicas: WorkerGroup, balancer: Any) -> None:
+        output = await client.score([1], [2, 3], "c", temperature=0.5)
+
+        assert (output.logprobs, output.policy_version) == ([-1.0, -1.5], 11)
+        assert (client.counters.retries, client.counters.failovers) == (1, 1)
+
+    serve([[failure], []], use, request_timeout_s=0.2)
+
+
+def test_a_score_that_the_replica_refuses_is_not_retried_and_one_that_always_fails_ends() -> None:
+    async def use(client: LLMServerClient, replicas: WorkerGroup, balancer: Any) -> None:
+        with pytest.raises(ValueError, match="too long"):
+            await client.score([1], [2], "c")
+        with pytest.raises(GenerationFailedError, match="2 attempts failed.*second"):
+            await client.score([1], [2], "c")
+
+    serve([[ValueError("too long"), ConnectionError("first"), ConnectionError("second")]], use, max_attempts=2)
 
 
 def test_a_replica_added_later_is_found_through_the_balancer() -> None:

@@ -300,7 +300,17 @@ def test_stopping_twice_is_harmless() -> None:
 
 
 def test_an_unknown_replica_class_is_refused_with_the_names_there_are() -> None:
-    with Runtime("inline") as runtime:
-        manager = LLMServerManager(runtime, ServingSettings(replica="no.such.Replica"), "m", 8, gpu=False)
-        with pytest.raises(ValueError, match=r"data.serving.replica='no.such.Replica' is neither one of \['transfor"):
-            runtime.loop.run(manager.start(), timeout_s=20.0, what="replicas to start")
+    with pytest.raises(ValueError, match=r"data.serving.replica='no.such.Replica' is neither one of \['transfor"):
+        ServingSettings(replica="no.such.Replica")
+    with pytest.raises(ValueError, match=r"data.serving.replica='lit_rl.types.Prompt' is no class with the methods"):
+        ServingSettings(replica="lit_rl.types.Prompt")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("first_core", -1), ("seed", -1), ("kv_cache_gib", float("nan")), ("kv_cache_gib", float("inf"))]
+    + [("weight_bucket_mib", 0), ("threads_per_replica", -1), ("gpu_memory_utilization", float("nan"))],
+)
+def test_a_number_out_of_its_range_is_refused_with_its_option(option, value) -> None:
+    with pytest.raises(ValueError, match=rf"data\.serving\.{option}={value}"):
+        ServingSettings(**{option: value})

@@ -17,7 +17,7 @@ from lit_rl.models import Actor, load_causal_lm, load_tokenizer, resolve_model
 from lit_rl.models.packing import pack
 from lit_rl.serving.settings import ServingSettings
 from lit_rl.serving.transformers_replica import TransformersReplica
-from lit_rl.types import SamplingParams, TokenOutput
+from lit_rl.types import SamplingParams, ScoreOutput, TokenOutput
 
 MODEL = "bundled/tiny-random"
 PROMPT = [11, 2000, 345, 7, 40000]
@@ -114,6 +114,60 @@ def test_logprobs_equal_a_forward_pass_and_the_trainers_at_the_same_temperature(
         packed = pack([prompt], [output.token_ids], [[1] * len(output.token_ids)], share_prompts=False)
         trainers = Actor(model())(packed, temperature).logprobs[0]
         torch.testing.assert_close(torch.tensor(output.logprobs), trainers, atol=1e-4, rtol=0)
+
+
+def score(prompt: list[int], response: list[int], **options: Any) -> ScoreOutput:
+    return serve(lambda replica: replica.score(prompt, response, "s", **options))
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_given_tokens_are_scored_as_a_forward_pass_scores_them(temperature: float) -> None:
+    response = [9, 800, 3, 44]
+
+    output = score(PROMPT, response, temperature=temperature, top_k=3)
+
+    table = forward_logprobs(PROMPT, response, temperature)
+    torch.testing.assert_close(torch.tensor(output.logprobs), table[torch.arange(4), response], atol=1e-5, rtol=0)
+    best = table.topk(3)
+    assert output.top_ids == best.indices.tolist()
+    torch.testing.assert_close(torch.tensor(output.top_logprobs), best.values, atol=1e-5, rtol=0)
+    assert output.policy_version == -1
+
+
+def test_scoring_nothing_gives_nothing_and_candidates_come_only_when_asked_for() -> None:
+    assert score(PROMPT, []) == ScoreOutput(logprobs=[], policy_version=-1)
+    assert score(PROMPT, [5]).top_ids == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "options", "words"),
+    [
+        ([], [5], {}, "prompt of at least one token"),
+        (PROMPT, [5] * 60, {}, r"5 \+ 60 tokens, but the engine takes 64. Raise max_model_len"),
+        (PROMPT, [5], {"temperature": 0.0}, r"temperature=0.0\): must be above 0"),
+        (PROMPT, [5], {"top_k": -1}, r"top_k=-1\): must be at least 0"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(
+    prompt: list[int], response: list[int], options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        score(prompt, response, **options)
+
+
+def test_nothing_is_scored_while_paused_and_pausing_waits_for_what_is() -> None:
+    async def use(replica: TransformersReplica) -> None:
+        running = asyncio.create_task(replica.score(PROMPT, [7] * 50, "early"))
+        await wait_until(lambda: replica._num_scoring == 1)
+        await replica.pause()
+        assert replica._num_scoring == 0
+        late = asyncio.create_task(replica.score(PROMPT, [5], "late"))
+        await asyncio.sleep(0.05)
+        assert not late.done()
+        await replica.resume()
+        assert [len((await call).logprobs) for call in (running, late)] == [50, 1]
+
+    serve(use)
 
 
 # O27, in its own numbers: logits [2, 0] at temperature 0.5 give -0.01815, and -0.12693 unscaled.

@@ -113,17 +113,19 @@ class EngineDeadError(Exception):
 class FakeEngine:
     """Answers one generation, and remembers how it was asked."""
 
-    def __init__(self, **completion: Any) -> None:
+    def __init__(self, prompt_logprobs: Any = None, **completion: Any) -> None:
         self.completion = SimpleNamespace(**{"weight_versions": None, **completion})
+        self.prompt_logprobs = prompt_logprobs
+        self.prompt: list[int] = []
         self.sampling: dict[str, Any] = {}
         self.can_clear_cache = True
         self.is_dead = False
 
     async def generate(self, prompt: dict[str, Any], sampling: dict[str, Any], request_id: str) -> AsyncIterator[Any]:
-        self.sampling = sampling
+        self.prompt, self.sampling = prompt["prompt_token_ids"], sampling
         if self.is_dead:
             raise EngineDeadError
-        yield SimpleNamespace(outputs=[self.completion])
+        yield SimpleNamespace(outputs=[self.completion], prompt_logprobs=self.prompt_logprobs)
 
     async def finish_weight_update(self, weight_version: str) -> None: ...
 
@@ -200,6 +202,55 @@ def test_a_dead_engine_is_infrastructure_and_no_fault_of_the_request() -> None:
 
     with pytest.raises(ConnectionError, match="engine of replica 0 has died"):
         asyncio.run(make_replica(engine).generate([1], SamplingParams(), "r"))
+
+
+class FlatLogprobs:
+    """vLLM's: nothing for the first position, then the position's own token and the most likely ones."""
+
+    def __init__(self, *positions: list[tuple[int, float]]) -> None:
+        flat = [entry for position in positions for entry in position]
+        self.start_indices = [sum(map(len, positions[:i])) for i in range(len(positions))]
+        self.token_ids = [token for token, _ in flat]
+        self.logprobs = [logprob for _, logprob in flat]
+
+    def __len__(self) -> int:
+        return len(self.start_indices)
+
+
+@pytest.mark.usefixtures("_stub_vllm")
+def test_a_score_reads_the_log_probs_of_the_response_from_the_whole_sequence_as_a_prompt() -> None:
+    table = FlatLogprobs(
+        [], [(2, -9.0), (4, -0.1), (5, -3.0)], [(3, -2.0), (6, -0.2), (3, -2.0)], [(1, -0.5), (1, -0.5), (8, -4.0)]
+    )
+    engine = FakeEngine(prompt_logprobs=table)
+    replica = make_replica(engine)
+    replica.version = 3
+
+    output = asyncio.run(replica.score([7, 2], [3, 1], "r", top_k=2))
+
+    assert engine.prompt == [7, 2, 3, 1]
+    assert output.logprobs == [-2.0, -0.5]
+    assert (output.top_ids, output.top_logprobs) == ([[6, 3], [1, 8]], [[-0.2, -2.0], [-0.5, -4.0]])
+    assert output.policy_version == 3
+    assert (engine.sampling["prompt_logprobs"], engine.sampling["max_tokens"]) == (2, 1)
+    # What is found in the prefix cache has no log-probs.
+    assert engine.sampling["skip_reading_prefix_cache"] is True
+
+
+@pytest.mark.usefixtures("_stub_vllm")
+def test_a_scoring_request_that_was_cut_short_may_be_tried_again() -> None:
+    for table in (None, FlatLogprobs([], [(2, -9.0)])):
+        with pytest.raises(ConnectionError, match="Replica 0 ended a scoring request before"):
+            asyncio.run(make_replica(FakeEngine(prompt_logprobs=table)).score([7], [2, 3], "r"))
+
+
+@pytest.mark.usefixtures("_stub_vllm")
+def test_what_vllm_cannot_score_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"temperature=0.5\): vLLM scores given tokens at temperature 1 only"):
+        asyncio.run(make_replica().score([1], [2], "r", 0.5))
+    # The engine insists on sampling one token more.
+    with pytest.raises(ValueError, match=r"4 \+ 6 tokens, but the engine takes 9"):
+        asyncio.run(make_replica().score([1] * 4, [2] * 6, "r"))
 
 
 def test_a_finished_update_reports_bytes_and_the_checksums_of_all_its_processes() -> None:

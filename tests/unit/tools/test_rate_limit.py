@@ -74,6 +74,14 @@ def test_a_burst_then_the_rate():
     assert grant_times(limit, 10)[0][-1] == pytest.approx(8)
 
 
+def test_tokens_a_minute_bound_the_requests_too():
+    limit = RateLimit(requests_per_minute=60, tokens_per_minute=30_000, tokens_per_request=1000, burst=2)
+    assert grant_times(limit, 5)[0] == pytest.approx([0, 0, 2, 4, 6])
+    loose = RateLimit(requests_per_minute=60, tokens_per_minute=600_000, tokens_per_request=1000, burst=2)
+    assert grant_times(loose, 4)[0] == pytest.approx([0, 0, 1, 2])
+    assert grant_times(RateLimit(tokens_per_minute=4000), 3)[0] == pytest.approx([0, 30, 60])
+
+
 def test_never_more_than_the_concurrency():
     times, most = grant_times(RateLimit(max_concurrent=3), 8, job_s=1.0)
     assert most == 3
@@ -133,8 +141,17 @@ def test_limits_read_from_a_tool_config():
     assert rate_limit_of({"rate_limit": {"max_concurrent": 3}, "requests_per_minute": 60, "burst": 2}) == RateLimit(
         max_concurrent=3, requests_per_minute=60, burst=2
     )
+    assert rate_limit_of({"tokens_per_minute": 1e5, "tokens_per_request": 500}) == RateLimit(
+        tokens_per_minute=1e5, tokens_per_request=500
+    )
     with pytest.raises(ValueError, match="max_concurrent=0"):
         rate_limit_of({"rate_limit": 0})
+    with pytest.raises(ValueError, match="requests_per_minute=nan"):
+        rate_limit_of({"requests_per_minute": float("nan")})
+    with pytest.raises(ValueError, match="got {'max_concurrent': 'ten'}"):
+        rate_limit_of({"rate_limit": "ten"})
+    with pytest.raises(ValueError, match="unexpected keyword argument 'per_minute'"):
+        rate_limit_of({"rate_limit": {"per_minute": 3}})
 
 
 def test_sessions_share_a_limiter_through_a_worker():

@@ -2,12 +2,17 @@
 
 import asyncio
 import os
+import socket
+import subprocess
 import sys
+import sysconfig
 import time
 
+import psutil
 import pytest
 
 from lit_rl.tools import ToolSession
+from lit_rl.tools.bubblewrap import bubblewrap_prefix
 from lit_rl.tools.sandbox import SandboxLimits, SandboxTool, SandboxUnavailable, run_python
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
@@ -60,12 +65,16 @@ ESCAPES = {
 }
 
 
+# The last one where bubblewrap hides the files.
+REFUSALS = ("PermissionError", "Operation not permitted", "ValueError", "FileNotFoundError")
+
+
 @pytest.mark.parametrize("name", ESCAPES)
 def test_a_way_out_is_refused(name):
     result = run(f"{ESCAPES[name]}\nprint('escaped')")
     assert "escaped" not in result.stdout
     assert result.status == "failed", result
-    assert any(word in result.stderr for word in ("PermissionError", "Operation not permitted", "ValueError")), result
+    assert any(word in result.stderr for word in REFUSALS), result
 
 
 def test_nothing_of_the_environment_is_inherited(monkeypatch):
@@ -109,6 +118,35 @@ def test_cancelling_ends_the_process():
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("has_bubblewrap", [True, False])
+def test_a_killed_worker_leaves_no_program_behind(has_bubblewrap):
+    off = "" if has_bubblewrap else "sandbox.bubblewrap_prefix = lambda readable, writable: []\n"
+    code = (
+        f"import asyncio\nfrom lit_rl.tools import sandbox\n{off}"
+        "async def main():\n"
+        "    run = asyncio.ensure_future(sandbox.run_python('import time; time.sleep(600)', "
+        "limits=sandbox.SandboxLimits(wall_s=600)))\n"
+        "    await asyncio.sleep(2)\n"
+        "    print('running' if not run.done() else run.exception(), flush=True)\n"
+        "    await run\n"
+        "asyncio.run(main())"
+    )
+    worker = psutil.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        answer = worker.stdout.readline().strip()
+        programs = worker.children(recursive=True)
+    finally:
+        worker.kill()
+    worker.wait(30)
+    if answer != "running":
+        pytest.skip(answer)
+    assert programs
+    _, alive = psutil.wait_procs(programs, timeout=20)
+    for program in alive:
+        program.kill()
+    assert alive == []
+
+
 def test_the_tool_answers_what_was_printed():
     async def main():
         tool = SandboxTool({"default_timeout": 1})
@@ -125,3 +163,49 @@ def test_the_tool_answers_what_was_printed():
     assert results[3].text == "a\n\n[stopped: timeout limit]"
     with pytest.raises(ValueError, match="isolation"):
         SandboxTool({"isolation": "some"})
+
+
+def test_bubblewrap_alone_hides_files_processes_and_network(tmp_path):
+    """The layer in front of the others, without them."""
+    readable = ["/usr", "/lib", "/lib64", "/bin", sys.prefix, sys.base_prefix, *sysconfig.get_paths().values()]
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (tmp_path / "secret").write_text("hunter2")
+    prefix = bubblewrap_prefix(readable, str(folder))
+    if not prefix:
+        pytest.skip("bubblewrap is not installed, or may not make namespaces here")
+    # Something that listens here: only a network of one's own refuses it.
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        run = run_wrapped(prefix, listener.getsockname()[1], str(tmp_path / "secret"))
+    assert run.returncode == 0, run.stderr
+    first, network, write = run.stdout.splitlines()
+    assert first == "True False False False"
+    assert network == "ConnectionRefusedError"
+    assert write in ("OSError", "PermissionError")
+    assert (folder / "out").read_text() == "written"
+
+
+def run_wrapped(prefix: list[str], port: int, secret: str) -> "subprocess.CompletedProcess[str]":
+    code = f"""
+import os, socket
+open("out", "w").write("written")
+print(os.getpid() < 10, *map(os.path.exists, ({secret!r}, "/etc/passwd", "/proc/1")))
+try:
+    socket.create_connection(("127.0.0.1", {port}), timeout=5)
+except OSError as error:
+    print(type(error).__name__)
+try:
+    open("/usr/lit_rl_escape", "w")
+except OSError as error:
+    print(type(error).__name__)
+"""
+    command = [*prefix, sys.executable, "-I", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_without_bubblewrap_the_other_layers_hold(monkeypatch):
+    monkeypatch.setattr("lit_rl.tools.sandbox.bubblewrap_prefix", lambda readable, writable: [])
+    for name in ("network", "parent's environment", "write outside", "fork"):
+        result = run(f"{ESCAPES[name]}\nprint('escaped')")
+        assert result.status == "failed"
+        assert "escaped" not in result.stdout

@@ -187,3 +187,15 @@ def test_an_unreachable_service_is_an_error_within_the_deadline():
         assert metrics["is_error"]
 
     asyncio.run(main())
+
+
+def test_calls_failures_cache_hits_and_latency_are_reported_for_every_call():
+    results, _, metrics = ask(documents, ["a"], ["a", "b"], [])
+    reported = [(result.metrics["num_calls"], result.metrics["num_cache_hits"]) for result in results]
+    assert reported == [(1, 0), (1, 1), (1, 0)]
+    assert [result.metrics["is_error"] for result in results] == [False] * 3
+    assert 0 < metrics["tool/search/latency_s"] < 10
+    assert metrics["tool/search/num_calls"] == 3
+    (failed,), _, metrics = ask(error_404, ["a"])
+    assert failed.metrics["is_error"]
+    assert (metrics["tool/search/is_error"], metrics["num_tool_errors"]) == (1, 1)

@@ -84,6 +84,9 @@ def test_the_same_name_twice_is_refused(tmp_path):
         load_all_tools(FIXTURES / "verl_tool_config.yaml", functions)
 
 
+CALCULATOR = "tools: [{class_name: lit_rl.tools.calculator.Calculator, config: {type: native"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -100,6 +103,10 @@ def test_the_same_name_twice_is_refused(tmp_path):
             "{name: g, parameters: {type: object, properties: {x: {type: str}}}}}}]",
             "properties.x.type",
         ),
+        (f"{CALCULATOR}, rate_limit: {{per_hour: 3}}}}}}]", "'calculator': rate limit: .*per_hour"),
+        (f"{CALCULATOR}, requests_per_minute: fast}}}}]", "'calculator': rate limit: .*fast"),
+        (f"{CALCULATOR}, timeout_s: -1}}}}]", "'calculator': timeout_s=-1 must be a number above 0"),
+        (f"{CALCULATOR}, max_concurrency: many}}}}]", "'calculator': max_concurrency='many'"),
     ],
 )
 def test_a_mistake_in_the_yaml_names_file_and_entry(tmp_path, content, message):
@@ -129,13 +136,60 @@ plain = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(content=plain)
 def test_no_yaml_makes_anything_but_a_value_error(tmp_path_factory, content):
     file = tmp_path_factory.mktemp("fuzz") / "tools.yaml"
     file.write_text(yaml.safe_dump({"tools": content} if not isinstance(content, dict) else content))
     with contextlib.suppress(ValueError):
         initialize_tools_from_config(file)
+
+
+def mapping(**values):
+    """A mapping with any of these keys."""
+    return st.fixed_dictionaries({}, optional=values)
+
+
+schemas = mapping(
+    type=st.just("function") | plain,
+    function=mapping(
+        name=st.sampled_from(["guess", "add"]) | plain,
+        description=st.text(max_size=5) | plain,
+        parameters=mapping(
+            type=st.just("object") | plain,
+            properties=st.dictionaries(st.text(max_size=3), mapping(type=st.sampled_from(["string", "int"]) | plain)),
+            required=st.lists(st.text(max_size=3), max_size=2) | plain,
+        )
+        | plain,
+        strict=plain,
+    )
+    | plain,
+)
+entries = mapping(
+    class_name=st.sampled_from(
+        ["verl_class_tools.GuessTool", "lit_rl.tools.calculator.Calculator", "lit_rl.tools.sandbox.SandboxTool"]
+    )
+    | st.text(max_size=8),
+    config=mapping(
+        type=st.sampled_from(["native", "native", "mcp"]) | plain,
+        timeout_s=plain,
+        max_concurrency=plain,
+        rate_limit=plain,
+        burst=plain,
+        tokens_per_minute=plain,
+    ),
+    tool_schema=schemas | plain,
+    mcp=mapping(mcp_servers_config_path=plain),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(content=st.lists(entries, max_size=2))
+def test_nothing_in_an_entry_makes_anything_but_a_value_error(tmp_path_factory, content):
+    file = tmp_path_factory.mktemp("fuzz") / "tools.yaml"
+    file.write_text(yaml.safe_dump({"tools": content}))
+    with contextlib.suppress(ValueError):
+        load_all_tools(file)
 
 
 def test_loading_tools_does_not_import_torch():

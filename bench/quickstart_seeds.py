@@ -151,8 +151,11 @@ def main() -> None:
             name: (runs_dir, seeds),
             options.beside: (options.beside_dir or runs_dir, options.beside_seeds or seeds),
         }
+        labels = {"quickstart": "GRPO (quickstart)", "ppo": "PPO with a critic"}
         families = {
-            key: [[reward for _, reward in rewards_of_run(newest(source, key, seed))] for seed in own_seeds]
+            labels.get(key, key): [
+                [reward for _, reward in rewards_of_run(newest(source, key, seed))] for seed in own_seeds
+            ]
             for key, (source, own_seeds) in sources.items()
         }
         draw_families(families, SAMPLES_PER_ITERATION, folder / f"{name}.png")

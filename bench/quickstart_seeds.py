@@ -44,6 +44,12 @@ def validations(run: Path) -> list[dict[str, float]]:
     return [{key: float(value) for key, value in row.items() if value} for row in rows]
 
 
+def iteration_seconds(run: Path) -> float:
+    """Sum of the iterations' times; of a run that is only read, starting and validating left out."""
+    with (run / "metrics.csv").open(newline="") as file:
+        return sum(float(row["timing_s/step"]) for row in csv.DictReader(file) if row.get("timing_s/step"))
+
+
 def wilson(share: float, n: int) -> tuple[float, float]:
     """95 % interval of a share of ``n`` items."""
     z = 1.96
@@ -61,7 +67,8 @@ def report(seeds: list[int], name: str, runs_dir: Path, num_items: int, seconds:
     ]
     befores, afters = [], []
     for seed in seeds:
-        rows = validations(newest(runs_dir, name, seed))
+        run = newest(runs_dir, name, seed)
+        rows = validations(run)
         before, after = rows[0], rows[-1]
         low, high = wilson(after[f"{PREFIX}/acc/mean"], num_items)
         befores.append(before[f"{PREFIX}/acc/mean"])
@@ -71,7 +78,7 @@ def report(seeds: list[int], name: str, runs_dir: Path, num_items: int, seconds:
             f"| {seed} | {befores[-1]:.3f} | {afters[-1]:.3f} ({low:.3f} to {high:.3f}) | "
             f"{afters[-1] - befores[-1]:+.3f} | "
             f"{before[f'{PREFIX}/complete/mean']:.3f}, {after[f'{PREFIX}/complete/mean']:.3f} | "
-            f"{'-' if among is None else f'{among:.3f}'} | {seconds.get(seed, float('nan')) / 60:.1f} min |"
+            f"{'-' if among is None else f'{among:.3f}'} | {seconds.get(seed, iteration_seconds(run)) / 60:.1f} min |"
         )
     rises = [after - before for before, after in zip(befores, afters, strict=True)]
     if len(seeds) > 1:
@@ -131,6 +138,7 @@ def main() -> None:
     parser.add_argument("--overlay", type=Path, help="Configuration of a method, over the quickstart's.")
     parser.add_argument("--beside", help="Name of other runs to draw beside these: quickstart, or an overlay's.")
     parser.add_argument("--beside_dir", type=Path, help="Their runs_dir; default: the same.")
+    parser.add_argument("--beside_seeds", type=int, nargs="+", help="Their seeds; default: the same.")
     options = parser.parse_args()
     seeds, runs_dir, overlay = options.seeds, options.runs_dir, options.overlay
     name = overlay.stem if overlay else "quickstart"
@@ -139,10 +147,16 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     table = report(seeds, name, runs_dir, num_held_out(), seconds)
     if options.beside:
-        sources = {name: runs_dir, options.beside: options.beside_dir or runs_dir}
+        sources = {
+            name: (runs_dir, seeds),
+            options.beside: (options.beside_dir or runs_dir, options.beside_seeds or seeds),
+        }
+        labels = {"quickstart": "GRPO (quickstart)", "ppo": "PPO with a critic"}
         families = {
-            key: [[reward for _, reward in rewards_of_run(newest(source, key, seed))] for seed in seeds]
-            for key, source in sources.items()
+            labels.get(key, key): [
+                [reward for _, reward in rewards_of_run(newest(source, key, seed))] for seed in own_seeds
+            ]
+            for key, (source, own_seeds) in sources.items()
         }
         draw_families(families, SAMPLES_PER_ITERATION, folder / f"{name}.png")
     else:

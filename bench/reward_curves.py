@@ -58,7 +58,8 @@ def draw_families(families: dict[str, list[list[float]]], samples_per_iteration:
         color = f"C{number}"
         for curve in smoothed:
             axes.plot(samples, curve[: len(samples)], color=color, alpha=0.3, linewidth=0.8)
-        axes.plot(samples, [band[0] for band in bands], color=color, label=f"{name}, mean of {len(curves)} seeds")
+        label = f"{name}, mean of {len(curves)} seeds" if len(curves) > 1 else f"{name}, one seed"
+        axes.plot(samples, [band[0] for band in bands], color=color, label=label)
         axes.fill_between(
             samples, [band[1] for band in bands], [band[2] for band in bands], color=color, alpha=0.15, linewidth=0
         )

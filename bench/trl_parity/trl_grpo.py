@@ -29,9 +29,18 @@ from lit_rl.rewards.arithmetic import compute_score
 GROUP_SIZE, PROMPTS_PER_ITERATION, MAX_NEW_TOKENS = 16, 8, 16
 
 
-def settings(folder: Path, *, seed: int, iterations: int, bf16: bool) -> GRPOConfig:
+def settings(
+    folder: Path,
+    *,
+    seed: int,
+    iterations: int,
+    bf16: bool,
+    prompts: int = PROMPTS_PER_ITERATION,
+    group_size: int = GROUP_SIZE,
+    adam_epsilon: float = 1e-8,
+) -> GRPOConfig:
     """The options of configs/grpo_arithmetic.yaml and configs/base/trainer_cpu.yaml, in TRL's words."""
-    rows_per_pass = 32
+    rows_per_pass = min(32, prompts * group_size)
     return GRPOConfig(
         output_dir=str(folder),
         seed=seed,
@@ -40,8 +49,8 @@ def settings(folder: Path, *, seed: int, iterations: int, bf16: bool) -> GRPOCon
         max_steps=iterations,
         # One optimizer step on 128 completions, in four passes whose gradients add up.
         per_device_train_batch_size=rows_per_pass,
-        gradient_accumulation_steps=GROUP_SIZE * PROMPTS_PER_ITERATION // rows_per_pass,
-        num_generations=GROUP_SIZE,
+        gradient_accumulation_steps=group_size * prompts // rows_per_pass,
+        num_generations=group_size,
         max_completion_length=MAX_NEW_TOKENS,
         temperature=0.8,
         shuffle_dataset=False,  # the rows are in lit_rl's order already
@@ -49,6 +58,7 @@ def settings(folder: Path, *, seed: int, iterations: int, bf16: bool) -> GRPOCon
         lr_scheduler_type="constant",
         warmup_steps=0,
         weight_decay=0.0,
+        adam_epsilon=adam_epsilon,
         max_grad_norm=1.0,
         loss_type="dapo",  # mean over all tokens of the step: lit_rl's token-mean
         scale_rewards="group",

@@ -23,6 +23,7 @@ from lit_rl.modules.max_rl import MaxRL
 from lit_rl.modules.opo import OPO
 from lit_rl.modules.optimal_token_baseline import OptimalTokenBaseline
 from lit_rl.modules.pass_at_k import PassAtK
+from lit_rl.modules.pf_ppo import PFPPO
 from lit_rl.modules.policy_gradient import PolicyGradientModule
 from lit_rl.modules.ppo import PPO
 from lit_rl.modules.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePlusPlusBaseline
@@ -58,6 +59,7 @@ __all__ = [
     "OPO",
     "OnPolicyDistillation",
     "OptimalTokenBaseline",
+    "PFPPO",
     "PPO",
     "PassAtK",
     "PolicyGradientModule",

@@ -34,6 +34,11 @@ class DRO(GroupRelativeModule):
         check_number("beta", beta, above=0)
         self.beta = beta
 
+    @property
+    def weighs_every_token(self) -> bool:
+        """The pull holds tokens without an advantage, too."""
+        return True
+
     def policy_loss(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
         """``[B, T]`` REINFORCE loss plus the squared log-ratio."""
         assert batch.old_logprobs is not None

@@ -31,7 +31,7 @@ def learning_curve(path: Path, model_folder: str, seed: int) -> list[float]:
     config = yaml.safe_load(path.read_text())
     name = config["model"]["class_path"].rpartition(".")[2]
     options: dict[str, Any] = {key: _number(value) for key, value in config["model"].get("init_args", {}).items()}
-    options |= {"actor_lr": 1e-2} | ({"critic_lr": 1e-2} if name in ("PPO", "VAPO") else {})
+    options |= {"actor_lr": 1e-2} | ({"critic_lr": 1e-2} if name in ("PPO", "PFPPO", "VAPO") else {})
     data = config.get("data", {}).get("init_args", {})
     torch.manual_seed(seed)
     module = getattr(modules, name)(model_folder, **options)

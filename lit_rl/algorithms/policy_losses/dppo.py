@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lit_rl.algorithms.checks import check_advantages, check_in_range
+from lit_rl.algorithms.checks import check_advantages, check_in_range, check_same_shape
 from lit_rl.algorithms.policy_losses.ratio import log_ratio
 
 DIVERGENCES = ("tv", "kl")
@@ -43,6 +43,7 @@ def dppo_loss(
     Source: arXiv:2602.04879.
     """
     check_advantages(advantages, logprobs)
+    check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs)
     check_in_range("threshold_low", threshold_low, 0.0, float("inf"))
     check_in_range("threshold_high", threshold_high, 0.0, float("inf"))
     if divergence not in DIVERGENCES:

@@ -279,3 +279,25 @@ def test_only_the_log_probs_being_trained_have_a_gradient(name: str) -> None:
     assert logprobs.grad.abs().sum() > 0
     assert old.grad is None or not old.grad.any()
     assert advantages.grad is None or not advantages.grad.any()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_without_a_token_the_aggregated_loss_is_zero_and_finite(name: str) -> None:
+    logprobs, old = row(-1.0, -2.0).requires_grad_(), row(-1.5, -1.5)
+    mask = torch.zeros(1, 2, dtype=torch.bool)
+
+    loss = aggregate_loss(LOSSES[name](logprobs, old, row(1.0), mask), mask, num_tokens=0, num_sequences=0)
+    loss.backward()
+
+    assert loss.item() == 0.0
+    assert logprobs.grad is not None
+    assert not logprobs.grad.any()
+
+
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"reinforce"}))
+def test_shapes_that_differ_are_named(name: str) -> None:
+    old, mask = row(-1.0, -2.0), torch.ones(1, 2, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"old_logprobs \(1, 3\)"):
+        LOSSES[name](old, row(-1.0, -2.0, -3.0), row(1.0), mask)
+    with pytest.raises(ValueError, match=r"advantages has shape \(1, 3\)|advantages \(1, 3\)"):
+        LOSSES[name](old, old, row(1.0, 1.0, 1.0), mask)

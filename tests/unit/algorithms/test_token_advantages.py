@@ -268,3 +268,10 @@ def test_rows_permute_padding_is_inert_and_masked_rewards_do_not_count(name: str
 
     if name != "turn_relative":  # its rewards are per turn
         torch.testing.assert_close(estimate(torch.where(mask, rewards, float("nan")), mask, rows), whole)
+
+
+@pytest.mark.parametrize("name", TOKEN_ESTIMATORS)
+def test_without_a_sampled_token_every_advantage_is_zero(name: str) -> None:
+    rewards = torch.ones(5, 6, dtype=torch.float64)
+    estimates = TOKEN_ESTIMATORS[name](rewards, torch.zeros(5, 6, dtype=torch.bool), torch.arange(5))
+    assert torch.equal(estimates, torch.zeros(5, 6, dtype=torch.float64))

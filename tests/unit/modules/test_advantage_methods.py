@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lit_rl import modules
+from lit_rl.experience.batch import Experience
 from lit_rl.modules import (
     GDPO,
     GPG,
@@ -196,6 +198,62 @@ def test_the_optimal_token_baseline_is_the_energy_weighted_mean_return(experienc
     first, second = (0.5 + 0.0 + 0.0625) / 2, (2 * 1.0 + 0.25) / 3
     expected = [[0.5 - first, 1 - second, 0], [-first, 0, 0], [0.125 - first, 0.25 - second, 0.5]]
     torch.testing.assert_close(advantages[:3], torch.tensor(expected), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: GDPO("unused", reward_weights={"reward": 1.0, "short": 0.5}),
+        lambda: TurnGRPO("unused", gamma=0.5),
+        lambda: OptimalTokenBaseline("unused"),
+        lambda: ReinforcePlusPlus("unused", gamma=0.9),
+    ],
+    ids=["gdpo", "turn_grpo", "optimal_token_baseline", "reinforce_plus_plus"],
+)
+def test_advantages_do_not_depend_on_which_rank_holds_a_trajectory(make, make_experience, make_trajectories):
+    trajectories = make_trajectories(num_groups=3)
+    for number, trajectory in enumerate(trajectories):
+        trajectory.reward_parts["short"] = float(number % 3)
+    whole = make_experience(trajectories)
+    squares = torch.rand(len(trajectories), 14, generator=torch.Generator().manual_seed(0))
+    whole.store("sum_pi_squared", range(len(trajectories)), squares)
+    alone = make()
+    alone.sum_over_ranks = lambda values: values
+    expected = alone.compute_advantages(whole)
+
+    shares = [[0, 3, 4, 9, 10], [i for i in range(len(trajectories)) if i not in (0, 3, 4, 9, 10)]]
+    barrier, sent, got = threading.Barrier(2, timeout=30), {}, {}
+
+    def rank(number):
+        def sum_over_ranks(values):
+            sent[number] = values
+            barrier.wait()
+            total = sent[0] + sent[1]
+            barrier.wait()
+            return total
+
+        share = Experience(
+            iteration=0, temperature=1.0, plan=whole.plan, trajectories=[trajectories[i] for i in shares[number]],
+            indices=shares[number], rewards=whole.rewards, group_ids=whole.group_ids, loss_tokens=whole.loss_tokens,
+        )  # fmt: skip
+        share.store("sum_pi_squared", range(len(share)), squares[shares[number]])
+        module = make()
+        module.sum_over_ranks = sum_over_ranks
+        got[number] = module.compute_advantages(share)
+
+    ranks = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join(60)
+
+    for number, indices in enumerate(shares):
+        if expected.dim() == 1:
+            torch.testing.assert_close(got[number], expected)
+        else:
+            columns = got[number].shape[1]
+            torch.testing.assert_close(got[number], expected[indices, :columns])
+            assert not expected[indices, columns:].any()
 
 
 # O23 (a)

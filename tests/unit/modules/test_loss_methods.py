@@ -96,6 +96,7 @@ def test_dro_pulls_back_by_the_squared_log_ratio():
     # -(A logprob) + 0.25 * 0.4^2, and its gradient -A + beta * log r.
     torch.testing.assert_close(loss.detach(), torch.tensor([[0.25 + 0.04, 0.5]]))
     torch.testing.assert_close(logprobs.grad, torch.tensor([[-0.25 + 0.5 * 0.4, -0.25]]))
+    assert DRO("unused").weighs_every_token  # the pull has no advantage in it
 
 
 def test_luspo_weighs_gspos_sequences_by_their_length():

@@ -9,8 +9,9 @@ from lightning.pytorch.callbacks import Callback
 from ppo_oracle import ValueModel, oracle_ppo
 from transformers import AutoModelForCausalLM
 
+from lit_rl.experience.batch import MiniBatch
 from lit_rl.models import Critic, load_causal_lm
-from lit_rl.modules import PPO, VAPO, OptimalTokenBaseline
+from lit_rl.modules import PFPPO, PPO, VAPO, OptimalTokenBaseline
 
 LR, CRITIC_LR = 1e-3, 2e-3
 EPS = 1e-3  # see test_update_against_oracle.py
@@ -227,3 +228,24 @@ def test_the_optimal_token_baseline_scores_squared_probabilities(
         table = (network(ids).logits[0, len(trajectory.prompt_ids) - 1 : -1] / 0.7).softmax(-1)
         sampled = torch.tensor(trajectory.loss_mask, dtype=torch.bool)
         torch.testing.assert_close(squares[sampled].double(), table.square().sum(-1)[sampled], atol=1e-6, rtol=1e-4)
+
+
+def test_pf_ppo_counts_a_trajectory_as_often_as_it_was_drawn(
+    tiny_model_folder, make_trajectories, make_experience, fit
+):
+    experience = make_experience(make_trajectories(seed=6))
+    module = PFPPO(tiny_model_folder, filtration="max-min", loss_agg_mode="token-sum")
+    fit(module, [experience])
+    extremes = (experience.rewards == experience.rewards.max()) | (experience.rewards == experience.rewards.min())
+    assert int(module._counts.sum()) == 20
+    assert not module._counts[~extremes].any()
+
+    module._counts = torch.arange(20.0)
+    batch = next(MiniBatch(experience, 0, 0, 0).micro_batches())[0]
+    loss = module.aggregate(
+        torch.ones_like(batch.loss_mask, dtype=torch.float32), batch, MiniBatch(experience, 0, 0, 0)
+    )
+
+    tokens = experience.loss_tokens[[experience.indices[position] for position in batch.positions]]
+    drawn = [experience.indices[position] for position in batch.positions]
+    assert loss.item() == sum(index * int(count) for index, count in zip(drawn, tokens, strict=True))

@@ -1,9 +1,13 @@
-"""Reward of a searching policy: exact match, a little for the form, a little less for every search.
+"""Reward of a searching policy: exact match, a little for the form, a little less for searches that were not needed.
 
 Position in the flow: finished trajectory -> **compute_score** -> advantage. Exact match and the penalty for tag spam
 are `lit_rl.rewards.search_r1_em`'s; only the policy's own text is judged. The form is right when at least one search
 was called readably and the last message is one closed answer and nothing else: a looser rule pays half-trained models
-for ``<answer><tool_call>...``. Without a price per search a policy that has learned to search twice does so everywhere.
+for ``<answer><tool_call>...``.
+
+Without a price a policy that has learned to search twice does so everywhere. Only right answers pay it, and not for
+their first search: while hardly any answer is right, a price for every search makes the groups without a right answer
+teach one thing, not to search.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ def compute_score(
         ground_truth: ``{"target": [answers]}``.
         extra_info: Of the row, with the conversation's ``messages``.
         format_score: Added where the form is right.
-        search_price: Taken for each search.
+        search_price: Taken from a right answer for each search after the first.
 
     Returns:
         ``score``, and for the log ``em``, ``contains``, ``format`` (each 0 or 1) and ``searches``.
@@ -49,7 +53,7 @@ def compute_score(
     has_form = num_searches > 0 and not messages[-1].get("tool_calls") and _WHOLE_ANSWER.fullmatch(last) is not None
     em = search_r1_em.compute_score(solution_str, ground_truth)
     return {
-        "score": em + format_score * has_form - search_price * num_searches,
+        "score": em + format_score * has_form - search_price * max(0, num_searches - 1) * (em > 0),
         "em": float(em > 0),
         "contains": float(search_r1_em.subem_check(solution_str, targets)),
         "format": float(has_form),

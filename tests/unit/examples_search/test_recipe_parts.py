@@ -34,14 +34,20 @@ def score(*messages, source="searchR1_geo_one_hop", **options):
     return compute_score(source, text, OSLO, {"messages": list(messages)}, **options)
 
 
-def test_a_right_answer_after_a_search_scores_most_and_every_search_costs():
+def test_a_right_answer_after_one_search_scores_most_and_further_searches_cost():
     one = score(CALL, RESULT, say("<answer> oslo. </answer>"), format_score=0.1, search_price=0.05)
     two = score(CALL, RESULT, CALL, RESULT, say("<answer>Oslo</answer>"), format_score=0.1, search_price=0.05)
-    assert one == {"score": pytest.approx(1.05), "em": 1.0, "contains": 1.0, "format": 1.0, "searches": 1.0}
-    assert two["score"] == pytest.approx(1.0)
+    assert one == {"score": 1.1, "em": 1.0, "contains": 1.0, "format": 1.0, "searches": 1.0}
+    assert two["score"] == pytest.approx(1.05)
     assert two["searches"] == 2.0
-    wrong = score(CALL, RESULT, say("<answer>Bergen</answer>"), format_score=0.1)
-    assert (wrong["score"], wrong["em"], wrong["format"]) == (0.1, 0.0, 1.0)
+
+
+def test_wrong_answers_pay_nothing_for_their_searches():
+    # Else groups without a right answer would teach not to search.
+    for searches in (1, 2):
+        wrong = score(*[CALL, RESULT] * searches, say("<answer>Bergen</answer>"), format_score=0.1, search_price=0.05)
+        assert (wrong["score"], wrong["em"], wrong["format"]) == (0.1, 0.0, 1.0)
+        assert score(*[CALL, RESULT] * searches, say("Oslo"), format_score=0.1, search_price=0.05)["score"] == 0.0
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,9 @@ class CountingReplica:
         self.asked.append((prompt_ids, response_ids, temperature, top_k))
         return ScoreOutput(logprobs=[-token / 100 for token in response_ids], policy_version=-1)
 
+    async def generate(self, *arguments: Any) -> Any:
+        raise AssertionError("a teacher scores, it does not generate")
+
     async def close(self) -> None: ...
 
 

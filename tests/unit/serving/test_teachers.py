@@ -100,7 +100,7 @@ def test_a_replica_that_fails_is_left_for_another_and_one_that_is_alone_is_tried
 def test_a_teacher_that_always_fails_raises_its_last_failure() -> None:
     teachers = {"t": teacher(failures={0: [ConnectionError("gone")] * 20})}
 
-    with pytest.raises(GenerationFailedError, match="3 attempts failed, on replicas teacher-t-0.*gone"):
+    with pytest.raises(GenerationFailedError, match="3 attempts failed, on replicas teacher-t-replica-0.*gone"):
         score(teachers, [trajectory([5])])
 
 

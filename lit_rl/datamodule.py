@@ -378,7 +378,12 @@ class RolloutDataModule(RunDataModule):
         if self.trainer is None:
             return
         check_strategy(self.trainer.strategy, self.backend, self.trainer.num_nodes)  # type: ignore[attr-defined]
-        check_checkpoint(self.trainer.ckpt_path, self.trainer.strategy, self.trainer.world_size)  # type: ignore[attr-defined]
+        check_checkpoint(
+            self.trainer.ckpt_path,  # type: ignore[attr-defined]
+            self.trainer.strategy,
+            self.trainer.world_size,
+            is_training=self.trainer.state.fn not in ("validate", "test", "predict"),  # type: ignore[attr-defined]
+        )
         if self.trainer.max_steps != -1:
             raise ValueError(
                 f"trainer.max_steps={self.trainer.max_steps} would end the run inside an iteration: use "

@@ -11,16 +11,17 @@ _SHARDED = "FSDP2Strategy (a folder with .metadata)"
 _DEEPSPEED = "DeepSpeedStrategy (a folder with its file 'latest')"
 
 
-def check_checkpoint(path: str | Path | None, strategy: Strategy, world_size: int) -> None:
+def check_checkpoint(path: str | Path | None, strategy: Strategy, world_size: int, *, is_training: bool = True) -> None:
     """Refuse a checkpoint that another strategy wrote.
 
     Args:
         path: What is resumed; ``None`` and what is not on this machine is not looked at.
         strategy: The Trainer's.
         world_size: Ranks of this run.
+        is_training: Whether it goes on training, or only evaluates.
 
     Raises:
-        ValueError: Naming both strategies, or for DeepSpeed both numbers of ranks.
+        ValueError: Naming both strategies, or for DeepSpeed both numbers of ranks, or that it does not evaluate.
     """
     if path is None or not Path(path).exists():
         return
@@ -41,6 +42,11 @@ def check_checkpoint(path: str | Path | None, strategy: Strategy, world_size: in
         )
     if written_by == _DEEPSPEED:
         _check_deepspeed_ranks(folder, world_size)
+    if isinstance(strategy, DeepSpeedStrategy) and strategy.zero_stage_3 and not is_training:
+        raise ValueError(
+            f"ckpt_path={path}: DeepSpeed loads a ZeRO-3 checkpoint for fit only (0.19). Validate during fit "
+            "(trainer.check_val_every_n_epoch), or train with FSDP2Strategy."
+        )
 
 
 def _writer(path: Path) -> str:

@@ -39,7 +39,7 @@ def exchange_many(num_iterations: int) -> dict[str, list[float]]:
         seen.append(-1.0 if part is None else float(part.mean()))
         del part
         torch.distributed.barrier()
-        if rank == 0:
+        if rank == 0 and iteration % 5 == 4:  # waiting for Ray costs a second or two
             used.append(settled_mb())
     exchange.close()
     if rank > 0:
@@ -72,4 +72,4 @@ def test_every_iteration_arrives_and_the_object_store_stays_flat() -> None:  # d
     assert one["seen"] == [float(iteration) for iteration in range(NUM_ITERATIONS)]
     assert zero["seen"] == [-1.0] * NUM_ITERATIONS
     # The one that was posted last is there, and no other.
-    assert zero["used"] == [pytest.approx(SHARE_MB, rel=0.1)] * NUM_ITERATIONS
+    assert zero["used"] == [pytest.approx(SHARE_MB, rel=0.1)] * (NUM_ITERATIONS // 5)

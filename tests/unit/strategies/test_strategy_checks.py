@@ -72,6 +72,14 @@ def test_deepspeed_says_how_many_ranks_a_checkpoint_is_for(checkpoints: dict[str
         check_checkpoint(checkpoints["deepspeed"], make("deepspeed"), 4)
 
 
+def test_zero_3_says_that_it_does_not_evaluate_a_checkpoint(checkpoints: dict[str, Path]) -> None:
+    pytest.importorskip("deepspeed")
+    check_checkpoint(checkpoints["deepspeed"], DeepSpeedStrategy(stage=3), 2)
+    check_checkpoint(checkpoints["deepspeed"], DeepSpeedStrategy(stage=2), 2, is_training=False)
+    with pytest.raises(ValueError, match="loads a ZeRO-3 checkpoint for fit only"):
+        check_checkpoint(checkpoints["deepspeed"], DeepSpeedStrategy(stage=3), 2, is_training=False)
+
+
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [

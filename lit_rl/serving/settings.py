@@ -115,7 +115,8 @@ def load_class(path: str) -> type:
             f"data.serving.replica={path!r} is neither one of {sorted(REPLICA_CLASSES)} nor the path of a class: "
             f"{error}"
         ) from error
-    if not isinstance(found, type) or not hasattr(found, "generate"):
+    # A language model generates, a classifier of `lit_rl.rewards` classifies.
+    if not isinstance(found, type) or not (hasattr(found, "generate") or hasattr(found, "classify")):
         raise ValueError(
             f"data.serving.replica={path!r} is no class with the methods of lit_rl.serving.replica.Replica."
         )

@@ -109,7 +109,7 @@ def test_a_teacher_that_is_gone_ends_the_run_with_its_error(monkeypatch: pytest.
     run = distill(MODEL, {"sharp": teacher(sharp_model)}, 1, {"prompts_per_iteration": 1, "group_size": 1})
     run.trainer.callbacks[0].probe_every = 0
 
-    with pytest.raises(GenerationFailedError, match="teacher-sharp-0.*the machine of the teacher is gone"):
+    with pytest.raises(GenerationFailedError, match="teacher-sharp-replica-0.*the machine of the teacher is gone"):
         run.fit()
 
 

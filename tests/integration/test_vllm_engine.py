@@ -54,7 +54,8 @@ class Engine:
                 runtime=runtime,
                 phase=PhaseProgress(),
                 probe_sequences=lambda num, max_tokens: [PROMPT, PROMPT[::-1], PROMPT[:9]],
-            )
+            ),
+            world_size=1,
         )
         # Every sync of this file is probed, and must pass.
         self.weight_sync = WeightSync(probe_every=1, probe_gap_warning=1e-4, probe_gap_error=1e-3)

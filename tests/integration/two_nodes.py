@@ -60,6 +60,12 @@ async def nodes_of(runtime: Runtime, name: str, spread: bool) -> list[str]:
     return nodes
 
 
+async def until_noticed(num_nodes: int) -> None:
+    """Wait until Ray counts so many living nodes: it goes on placing workers on a lost one for some seconds."""
+    while sum(node["Alive"] for node in ray.nodes()) != num_nodes:  # the caller bounds the wait
+        await asyncio.sleep(0.2)
+
+
 async def roll_out(runtime: Runtime, notes: Path, lose_node: Any) -> list[str]:
     """Texts of a rollout during which a node is lost."""
     text = PolicyText(tokenizer=NumberTokenizer(), chat_template=None, end_token_ids=frozenset({2}))
@@ -94,6 +100,7 @@ def main() -> None:
                 timeout_s=200,
                 what="the rollout",
             )
+            runtime.loop.run(until_noticed(1), timeout_s=120, what="Ray to notice the lost node")
             alone = runtime.loop.run(nodes_of(runtime, "alone", True), timeout_s=200, what="four workers")
         asked = notes.read_text().split()
         result = {

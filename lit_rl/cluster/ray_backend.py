@@ -165,6 +165,8 @@ def start_worker(
         max_concurrency=max_concurrency,
         runtime_env={"env_vars": settings} if settings else None,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=True) if node_id else None,
+        # A byte: Ray places an actor that asks for nothing on any node, whatever node it prefers (2.60).
+        memory=1 if node_id else None,
         max_restarts=-1 if restarts else 0,
         enable_task_events=False,  # thousands of short calls per second
     ).remote(list(sys.path), env, [blueprint] if restarts else None)

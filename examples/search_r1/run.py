@@ -60,7 +60,8 @@ class Recipe:
         with serving(arguments, self.work_dir / "server.log") as url:
             write_tools_file(self.work_dir / "tools.yaml", url, TOPK)
             if not self.options.short:
-                self.lit_rl("validate", "untrained", MODEL, {"val_data": self.files("test", "test_no_tool")})
+                data = {"train_data": self.files("train"), "val_data": self.files("test", "test_no_tool")}
+                self.lit_rl("validate", "untrained", MODEL, data)
             self.lit_rl("fit", "warmup", MODEL, self.warmup_data("check"), warmup=True)
             warm = self.export("warmup", "warmed_up")
             self.lit_rl("fit", "rl", str(warm), self.rl_data(), trainer=self.rl_trainer())
